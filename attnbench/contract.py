@@ -1,0 +1,287 @@
+"""What a variant is: a module that mixes tokens, and nothing else.
+
+    forward(q, k, v, *, key_mask=None, **streams) -> out
+    q (batch, heads, n_q, head_dim)   k, v (batch, kv_heads, n_k, head_dim)   out like q
+    key_mask (batch, n_k), bool, True = a real token
+
+The base class holds the manners (validation, refusals, grouped heads, masked content), a variant's own file the method.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from attnbench.capabilities import Supports
+
+__all__ = ["COMMON_OPTIONS", "Unsupported", "Variant", "nearest", "resolve_options", "state_bytes"]
+
+COMMON_OPTIONS = ("heads", "head_dim", "kv_heads", "max_len", "causal", "dropout", "cross")
+
+
+class Unsupported(ValueError):
+    """A use of a variant that its capabilities do not declare. `reasons` holds every reason."""
+
+    def __init__(self, reasons: Iterable[str]) -> None:
+        self.reasons = list(reasons)
+        super().__init__("; ".join(self.reasons))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.reasons,)
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """' (did you mean X?)', or an empty string where nothing is near: the end of an error about an unknown name."""
+    match = difflib.get_close_matches(str(name), list(valid), n=1)
+    return f" (did you mean {match[0]!r}?)" if match else ""
+
+
+def _own_options(cls: type) -> dict[str, Any]:
+    """The keyword options that a variant adds to the common ones, with their defaults, over its class hierarchy."""
+    options: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        init = base.__dict__.get("__init__")
+        if init is None or base is Variant or not issubclass(base, Variant):
+            continue
+        for parameter in list(inspect.signature(init).parameters.values())[1:]:
+            if parameter.kind is parameter.KEYWORD_ONLY:
+                options[parameter.name] = parameter.default
+    return options
+
+
+def resolve_options(cls: type[Variant], options: Mapping[str, Any]) -> dict[str, Any]:
+    """All options of a variant with its defaults filled in.
+
+    Raises ValueError where an option is unknown, naming the valid ones.
+    """
+    valid = {"kv_heads": None, "max_len": None, "causal": False, "dropout": 0.0, "cross": False} | _own_options(cls)
+    known = [*COMMON_OPTIONS, *(name for name in valid if name not in COMMON_OPTIONS)]
+    for option in options:
+        if option not in known:
+            raise ValueError(
+                f"{cls.name}: unknown option {option!r}{nearest(option, known)}; valid options: {', '.join(known)}"
+            )
+    return valid | dict(options)
+
+
+class _Checked(type):
+    """Refuses, before construction and however a variant is built, what its capabilities do not declare."""
+
+    def __call__(cls, **options: Any) -> Any:
+        resolved = resolve_options(cls, options)  # type: ignore[arg-type]
+        supports = cls.supports_for(resolved)  # type: ignore[attr-defined]
+        reasons = supports.refusals(
+            cls.name,  # type: ignore[attr-defined]
+            causal=resolved["causal"],
+            cross=resolved["cross"],
+            dropout=resolved["dropout"] > 0,
+            max_len=resolved["max_len"],
+        )
+        if reasons:
+            raise Unsupported(reasons)
+        module = super().__call__(**options)
+        module.supports, module.options = supports, resolved
+        return module
+
+
+class Variant(nn.Module, metaclass=_Checked):
+    """The base class of every attention variant.
+
+    A subclass takes its own options as keyword-only arguments, hands the rest to this class, and writes `mix`; beside it
+    `reference`, and `dense_weights` where the output is linear in v.
+
+    Args:
+        heads: number of query heads.
+        head_dim: width of a head.
+        kv_heads: number of key/value heads, a divisor of `heads`; None means `heads`.
+        max_len: the longest length it will meet; binding where the capabilities say so.
+        causal: position t sees positions up to t alone. With n_q != n_k the last query sees every key.
+        dropout: probability of dropping an attention weight in training.
+        cross: keys come from another sequence than queries, so that a key mask says nothing about queries.
+
+    Raises:
+        Unsupported: what is asked is not declared in the capabilities; all reasons are given.
+        ValueError: an option is unknown or out of range.
+    """
+
+    name: ClassVar[str] = "unregistered"
+    declared: ClassVar[Supports | Callable[[Mapping[str, Any]], Supports]] = Supports()
+    supports: Supports
+    options: dict[str, Any]
+
+    def __init__(
+        self,
+        *,
+        heads: int,
+        head_dim: int,
+        kv_heads: int | None = None,
+        max_len: int | None = None,
+        causal: bool = False,
+        dropout: float = 0.0,
+        cross: bool = False,
+    ) -> None:
+        super().__init__()
+        kv_heads = heads if kv_heads is None else kv_heads
+        for option, value in (("heads", heads), ("head_dim", head_dim), ("kv_heads", kv_heads), ("max_len", max_len)):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise ValueError(f"{self.name}: {option} must be a whole number of at least 1, received {value!r}")
+        if heads % kv_heads:
+            raise ValueError(f"{self.name}: kv_heads must divide heads, received kv_heads {kv_heads} and heads {heads}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"{self.name}: dropout must lie in [0, 1), received {dropout!r}")
+        self.heads, self.head_dim, self.kv_heads = heads, head_dim, kv_heads
+        self.max_len, self.causal, self.dropout, self.cross = max_len, causal, dropout, cross
+
+    @classmethod
+    def supports_for(cls, options: Mapping[str, Any]) -> Supports:
+        """The capabilities under the given options (a full set, as `resolve_options` returns it)."""
+        return cls.declared(options) if callable(cls.declared) else cls.declared
+
+    # -- what a variant writes -------------------------------------------------------------------------------------------
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, **streams: Tensor) -> Tensor:
+        """The method. Inputs are validated, k and v are zero at masked keys, and heads are equal unless `grouped`."""
+        raise NotImplementedError(f"{type(self).__name__} must define mix(q, k, v, key_mask)")
+
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, **streams: Tensor) -> Tensor:
+        """The same output, computed plainly and explicitly. By default `dense_weights` times v."""
+        q, k, v, key_mask, streams = self._prepared(q, k, v, key_mask, streams)
+        return self.dense_weights(q, k, key_mask=key_mask, **streams) @ v
+
+    def dense_weights(self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None, **streams: Tensor) -> Tensor:
+        """The (batch, heads, n_q, n_k) matrix that maps v to the output, where the output is linear in v."""
+        raise NotImplementedError(f"{self.name} states no dense_weights")
+
+    # -- what a caller calls ---------------------------------------------------------------------------------------------
+
+    def forward(
+        self, q: Tensor | None, k: Tensor | None, v: Tensor, *, key_mask: Tensor | None = None, **streams: Tensor
+    ) -> Tensor:
+        """Mixes the tokens: (batch, heads, n_q, head_dim) out of q, k, v, as the module's head says.
+
+        Raises:
+            ValueError: a shape, a type or a length does not fit.
+            Unsupported: the call needs what the capabilities do not declare.
+        """
+        q, k, v, key_mask, streams = self._prepared(q, k, v, key_mask, streams)
+        if v.shape[0] == 0:  # nothing to mix, and no variant needs a branch of its own for it
+            return (v if q is None else q).clone()
+        out = self.mix(q, k, v, key_mask, **streams)
+        return out.to(v.dtype)
+
+    def prefill(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None, **streams: Tensor
+    ) -> tuple[Tensor, Any]:
+        """The forward pass over a prompt, and the state from which `step` goes on."""
+        raise Unsupported([f"{self.name} does not decode token by token"])
+
+    def step(self, q: Tensor, k: Tensor, v: Tensor, state: Any, **streams: Tensor) -> tuple[Tensor, Any]:
+        """The output for one new token (n_q = n_k = 1, real in every sample), and the next state."""
+        raise Unsupported([f"{self.name} does not decode token by token"])
+
+    # -- manners ---------------------------------------------------------------------------------------------------------
+
+    def _prepared(self, q: Any, k: Any, v: Any, key_mask: Tensor | None, streams: dict[str, Tensor]) -> tuple[Any, ...]:
+        """Validated inputs: grouped heads repeated, content at masked keys zero, what the method does not read None."""
+        self._validate(q, k, v, key_mask, streams)
+        reads = self.supports.reads
+        q, k = q if "q" in reads else None, k if "k" in reads else None
+        if self.kv_heads != self.heads and not self.supports.grouped:
+            repeats = self.heads // self.kv_heads
+            k = None if k is None else k.repeat_interleave(repeats, dim=1)
+            v = v.repeat_interleave(repeats, dim=1)
+        if key_mask is not None:
+            hidden = ~key_mask[:, None, :, None]
+            k = None if k is None else k.masked_fill(hidden, 0)
+            v = v.masked_fill(hidden, 0)
+            if not self.supports.cross:  # self-attention: masked keys are masked queries too
+                q = None if q is None else q.masked_fill(hidden, 0)
+                streams = {name: stream.masked_fill(hidden, 0) for name, stream in streams.items()}
+        return q, k, v, key_mask, streams
+
+    def _validate(self, q: Any, k: Any, v: Any, key_mask: Any, streams: dict[str, Tensor]) -> None:
+        reads = self.supports.reads
+        tensors = {"q": (q, self.heads), "k": (k, self.kv_heads), "v": (v, self.kv_heads)}
+        for label, (tensor, heads) in tensors.items():
+            if tensor is None and label not in reads and label != "v":
+                continue
+            if not isinstance(tensor, Tensor) or tensor.ndim != 4:
+                got = f"shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
+                raise ValueError(f"{self.name}: {label} must be a tensor (batch, heads, n, head_dim), received {got}")
+            expected = (v.shape[0], heads, tensor.shape[2], self.head_dim)
+            if tuple(tensor.shape) != expected or tensor.shape[2] == 0:
+                raise ValueError(
+                    f"{self.name}: {label} must have shape (batch {expected[0]}, {'heads' if label == 'q' else 'kv_heads'} "
+                    f"{heads}, n >= 1, head_dim {self.head_dim}), received {tuple(tensor.shape)}"
+                )
+            if not tensor.is_floating_point() or tensor.dtype != v.dtype or tensor.device != v.device:
+                raise ValueError(
+                    f"{self.name}: q, k and v must share one floating dtype and device; "
+                    f"{label} is {tensor.dtype} on {tensor.device}, v is {v.dtype} on {v.device}"
+                )
+        n_k = v.shape[2]
+        n_q = n_k if q is None else q.shape[2]
+        if k is not None and k.shape[2] != n_k:
+            raise ValueError(f"{self.name}: k and v must have one length, received {k.shape[2]} and {n_k}")
+        if key_mask is not None:
+            self._validate_mask(key_mask, v)
+        if n_q != n_k and not self.supports.cross:
+            raise Unsupported([f"{self.name} takes self-attention alone, received {n_q} queries and {n_k} keys"])
+        if self.supports.max_len and self.max_len is not None and max(n_q, n_k) > self.max_len:
+            raise ValueError(f"{self.name}: length {max(n_q, n_k)} exceeds max_len {self.max_len}")
+        self._validate_streams(streams, v.shape[0], n_q)
+
+    def _validate_mask(self, key_mask: Any, v: Tensor) -> None:
+        if not self.supports.padding:
+            raise Unsupported([f"{self.name} takes no key_mask"])
+        wanted = (v.shape[0], v.shape[2])
+        if not isinstance(key_mask, Tensor) or key_mask.dtype != torch.bool or tuple(key_mask.shape) != wanted:
+            got = (
+                f"{key_mask.dtype} {tuple(key_mask.shape)}" if isinstance(key_mask, Tensor) else type(key_mask).__name__
+            )
+            raise ValueError(
+                f"{self.name}: key_mask must be a bool tensor (batch, n_k) = {wanted} with True at real tokens, received {got}"
+            )
+
+    def _validate_streams(self, streams: dict[str, Tensor], batch: int, n_q: int) -> None:
+        declared = {stream.name: stream.width or self.head_dim for stream in self.supports.streams}
+        if set(streams) != set(declared):
+            raise ValueError(
+                f"{self.name}: streams needed: {sorted(declared) or 'none'}, received: {sorted(streams) or 'none'}"
+            )
+        for label, width in declared.items():
+            expected = (batch, self.heads, n_q, width)
+            if tuple(streams[label].shape) != expected:
+                raise ValueError(
+                    f"{self.name}: stream {label} must have shape (batch, heads, n_q, width) = {expected}, "
+                    f"received {tuple(streams[label].shape)}"
+                )
+
+    def extra_repr(self) -> str:
+        shown = {name: value for name, value in self.options.items() if value is not None}
+        return ", ".join(f"{name}={value!r}" for name, value in shown.items())
+
+
+def state_bytes(state: Any) -> int:
+    """Bytes held by the tensors of a decoding state, wherever they are nested; storage shared by views counts once."""
+    storages: dict[int, int] = {}
+
+    def visit(value: Any) -> None:
+        if isinstance(value, Tensor):
+            storages[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        elif isinstance(value, Mapping):
+            for item in value.values():
+                visit(item)
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                visit(item)
+        elif hasattr(value, "__dict__"):
+            visit(vars(value))
+
+    visit(state)
+    return sum(storages.values())

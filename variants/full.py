@@ -1,0 +1,102 @@
+"""Scaled dot-product attention, fused: every query sees every key, and no weight is ever stored."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from attnbench.capabilities import Growth, Supports
+from attnbench.contract import Variant
+from attnbench.registry import register
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+
+class Cache(NamedTuple):
+    """Decoding state: the keys and values met so far, and which of them are real (None: all)."""
+
+    k: Tensor
+    v: Tensor
+    key_mask: Tensor | None
+
+
+@register(
+    "full",
+    supports=Supports(
+        causal=True,
+        cross=True,
+        padding=True,
+        dropout=True,
+        decode=True,
+        grouped=True,
+        time=Growth("n^2 d", 2.0),
+        memory=Growth("n d", 1.0),
+        exact_when={},
+    ),
+)
+class Full(Variant):
+    """Full attention through torch's fused kernels.
+
+    out = softmax(q k^T / sqrt(head_dim)) v
+
+    q (batch, heads, n_q, head_dim), k and v (batch, kv_heads, n_k, head_dim). Causal, and n_q != n_k, align the last query
+    with the last key.
+
+    Source: Vaswani et al. 2017, "Attention Is All You Need", equation 1.
+    """
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+        n_q, n_k = q.shape[2], k.shape[2]
+        fused_causal = self.causal and n_q == n_k and key_mask is None
+        mask = None if fused_causal else visible(n_q, n_k, self.causal, key_mask, q.device)
+        empty = None
+        if mask is not None and (key_mask is not None or n_q > n_k):
+            # A softmax over nothing is undefined: let such a query see all (zero-filled) keys, then put its output to zero.
+            empty = ~mask.any(dim=-1, keepdim=True)
+            mask = mask | empty
+        out = scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=fused_causal,
+            enable_gqa=self.kv_heads != self.heads,
+        )
+        return out if empty is None else out.masked_fill(empty, 0)
+
+    def dense_weights(self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        if k.shape[1] != self.heads:
+            k = k.repeat_interleave(self.heads // k.shape[1], dim=1)
+        scores = (q @ k.transpose(-1, -2)).float() * self.head_dim**-0.5
+        mask = visible(q.shape[2], k.shape[2], self.causal, key_mask, q.device)
+        if mask is None:
+            return scores.softmax(dim=-1).to(q.dtype)
+        mask = mask.expand_as(scores)
+        weights = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)
+        return torch.where(mask.any(dim=-1, keepdim=True), weights, 0).to(q.dtype)
+
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, **streams: Tensor) -> Tensor:
+        q, k, v, key_mask, _ = self._prepared(q, k, v, key_mask, streams)
+        return self.dense_weights(q, k, key_mask=key_mask) @ v.repeat_interleave(self.heads // v.shape[1], dim=1)
+
+    def prefill(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None, **streams: Tensor
+    ) -> tuple[Tensor, Cache]:
+        return self(q, k, v, key_mask=key_mask), Cache(k, v, key_mask)
+
+    def step(self, q: Tensor, k: Tensor, v: Tensor, state: Any, **streams: Tensor) -> tuple[Tensor, Cache]:
+        key_mask = state.key_mask
+        if key_mask is not None:
+            key_mask = torch.cat([key_mask, key_mask.new_ones(key_mask.shape[0], 1)], dim=1)
+        state = Cache(torch.cat([state.k, k], dim=2), torch.cat([state.v, v], dim=2), key_mask)
+        return self(q, state.k, state.v, key_mask=key_mask), state
+
+
+def visible(n_q: int, n_k: int, causal: bool, key_mask: Tensor | None, device: torch.device) -> Tensor | None:
+    """(batch or 1, 1, n_q or 1, n_k) bool, True where a query sees a key; None where all see all."""
+    mask = None if key_mask is None else key_mask[:, None, None, :]
+    if causal:
+        below = torch.ones(n_q, n_k, dtype=torch.bool, device=device).tril(n_k - n_q)[None, None]
+        mask = below if mask is None else below & mask
+    return mask

@@ -9,7 +9,6 @@ The base class holds the manners (validation, refusals, grouped heads, masked co
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
@@ -18,13 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.capabilities import Supports
+from attnbench.errors import UserError, nearest
 
-__all__ = ["COMMON_OPTIONS", "Unsupported", "Variant", "nearest", "resolve_options", "state_bytes"]
+__all__ = ["COMMON_OPTIONS", "Unsupported", "Variant", "resolve_options", "state_bytes"]
 
 COMMON_OPTIONS = ("heads", "head_dim", "kv_heads", "max_len", "causal", "dropout", "cross")
 
 
-class Unsupported(ValueError):
+class Unsupported(UserError):
     """A use of a variant that its capabilities do not declare. `reasons` holds every reason."""
 
     def __init__(self, reasons: Iterable[str]) -> None:
@@ -33,12 +33,6 @@ class Unsupported(ValueError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.reasons,)
-
-
-def nearest(name: str, valid: Iterable[str]) -> str:
-    """' (did you mean X?)', or an empty string where nothing is near: the end of an error about an unknown name."""
-    match = difflib.get_close_matches(str(name), list(valid), n=1)
-    return f" (did you mean {match[0]!r}?)" if match else ""
 
 
 def _own_options(cls: type) -> dict[str, Any]:
@@ -63,7 +57,7 @@ def resolve_options(cls: type[Variant], options: Mapping[str, Any]) -> dict[str,
     known = [*COMMON_OPTIONS, *(name for name in valid if name not in COMMON_OPTIONS)]
     for option in options:
         if option not in known:
-            raise ValueError(
+            raise UserError(
                 f"{cls.name}: unknown option {option!r}{nearest(option, known)}; valid options: {', '.join(known)}"
             )
     return valid | dict(options)
@@ -148,7 +142,9 @@ class Variant(nn.Module, metaclass=_Checked):
         """The method. Inputs are validated, k and v are zero at masked keys, and heads are equal unless `grouped`."""
         raise NotImplementedError(f"{type(self).__name__} must define mix(q, k, v, key_mask)")
 
-    def reference(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, **streams: Tensor) -> Tensor:
+    def reference(
+        self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, **streams: Tensor
+    ) -> Tensor:
         """The same output, computed plainly and explicitly. By default `dense_weights` times v."""
         q, k, v, key_mask, streams = self._prepared(q, k, v, key_mask, streams)
         return self.dense_weights(q, k, key_mask=key_mask, **streams) @ v

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from attnbench.capabilities import Supports
-from attnbench.contract import Variant, nearest, resolve_options
+from attnbench.contract import Variant, resolve_options
+from attnbench.errors import UserError, nearest
 
 __all__ = [
     "GROUP",
@@ -145,7 +146,7 @@ def _find(name: str) -> type[Variant]:
     message = f"unknown variant {name!r}{nearest(name, _variants)}; valid variants: {', '.join(sorted(_variants))}"
     if _failures:
         message += "; plugins that failed to import: " + ", ".join(f"{key} ({why})" for key, why in _failures.items())
-    raise ValueError(message)
+    raise UserError(message)
 
 
 def _origin(cls: type) -> str:
@@ -177,7 +178,9 @@ def _why(point: importlib.metadata.EntryPoint, error: Exception) -> str:
 
 def _check_shadowing(point: importlib.metadata.EntryPoint) -> None:
     """A module that came from elsewhere than its distribution is reported: another package may carry the same name."""
-    if point.dist is None or any(cls.__module__.partition(".")[0] == point.module.partition(".")[0] for cls in _variants.values()):
+    if point.dist is None or any(
+        cls.__module__.partition(".")[0] == point.module.partition(".")[0] for cls in _variants.values()
+    ):
         return
     module = importlib.import_module(point.module)
     _failures[point.name] = (

@@ -76,7 +76,9 @@ class Full(Variant):
         weights = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)
         return torch.where(mask.any(dim=-1, keepdim=True), weights, 0).to(q.dtype)
 
-    def reference(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, **streams: Tensor) -> Tensor:
+    def reference(
+        self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, **streams: Tensor
+    ) -> Tensor:
         q, k, v, key_mask, _ = self._prepared(q, k, v, key_mask, streams)
         return self.dense_weights(q, k, key_mask=key_mask) @ v.repeat_interleave(self.heads // v.shape[1], dim=1)
 

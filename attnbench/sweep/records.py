@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from attnbench.errors import UserError
+
 __all__ = ["COLUMNS", "QUANTITIES", "SCHEMA", "STATUSES", "RecordsError", "append", "canonical", "cell_id", "read"]
 
 SCHEMA = 1
@@ -69,7 +71,7 @@ COLUMNS = (
 )
 
 
-class RecordsError(ValueError):
+class RecordsError(UserError):
     """A records file that cannot be trusted: the message names the file, the line and what is wrong with it."""
 
 

@@ -21,9 +21,21 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from attnbench.contract import nearest
+from attnbench.errors import UserError, nearest
 
-__all__ = ["IGNORE", "PAD", "SPLITS", "Batch", "Item", "Score", "Task", "create_task", "list_tasks", "register_task", "task_class"]
+__all__ = [
+    "IGNORE",
+    "PAD",
+    "SPLITS",
+    "Batch",
+    "Item",
+    "Score",
+    "Task",
+    "create_task",
+    "list_tasks",
+    "register_task",
+    "task_class",
+]
 
 IGNORE = -100
 PAD = 0  # every vocabulary keeps 0 for padding
@@ -200,7 +212,7 @@ def list_tasks() -> list[str]:
 def task_class(name: str) -> type[Task]:
     """The class of a task. Raises ValueError for an unknown name, suggesting the nearest."""
     if name not in _tasks:
-        raise ValueError(f"unknown task {name!r}{nearest(name, _tasks)}; valid tasks: {', '.join(list_tasks())}")
+        raise UserError(f"unknown task {name!r}{nearest(name, _tasks)}; valid tasks: {', '.join(list_tasks())}")
     return _tasks[name]
 
 
@@ -210,7 +222,7 @@ def create_task(name: str, **options: Any) -> Task:
     valid = [parameter for parameter in inspect.signature(cls.__init__).parameters if parameter != "self"]
     for option in options:
         if option not in valid:
-            raise ValueError(
+            raise UserError(
                 f"task {name}: unknown option {option!r}{nearest(option, valid)}; valid options: {', '.join(valid)}"
             )
     task = cls(**options)

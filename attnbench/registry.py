@@ -74,7 +74,7 @@ def register(name: str, supports: Supports | Callable[[Mapping[str, Any]], Suppo
                 raise ValueError(f"variant {name!r} is registered twice: by {_origin(taken)} and by {_origin(cls)}")
             cls.name = name
             if supports is not None:
-                cls.declared = staticmethod(supports) if callable(supports) else supports  # type: ignore[assignment]
+                cls.declared = staticmethod(supports) if callable(supports) else supports
             _variants[name] = cls
         return cls
 

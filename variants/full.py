@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
 from attnbench.capabilities import Growth, Supports
 from attnbench.contract import Variant
 from attnbench.registry import register
-from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 
 class Cache(NamedTuple):
@@ -39,7 +40,7 @@ class Full(Variant):
 
     out = softmax(q k^T / sqrt(head_dim)) v
 
-    q (batch, heads, n_q, head_dim), k and v (batch, kv_heads, n_k, head_dim). Causal, and n_q != n_k, align the last query
+    q (batch, heads, n_q, head_dim), k and v (batch, kv_heads, n_k, head_dim). Causal with n_q != n_k aligns the last query
     with the last key.
 
     Source: Vaswani et al. 2017, "Attention Is All You Need", equation 1.
@@ -51,7 +52,7 @@ class Full(Variant):
         mask = None if fused_causal else visible(n_q, n_k, self.causal, key_mask, q.device)
         empty = None
         if mask is not None and (key_mask is not None or n_q > n_k):
-            # A softmax over nothing is undefined: let such a query see all (zero-filled) keys, then put its output to zero.
+            # A softmax over nothing is undefined: such a query sees all (zero-filled) keys, and its output is put to zero.
             empty = ~mask.any(dim=-1, keepdim=True)
             mask = mask | empty
         out = scaled_dot_product_attention(

@@ -1,0 +1,3 @@
+from attnbench.cli.app import main
+
+main()

@@ -1,0 +1,68 @@
+"""attnbench check: the conformance kit over one variant or many."""
+
+from __future__ import annotations
+
+import ast
+from typing import Annotated, Any
+
+import typer
+
+from attnbench.cli.output import console, print_json
+from attnbench.errors import UserError
+
+
+def check(
+    names: Annotated[list[str], typer.Argument(help="Variants, or patterns such as '*'.")],
+    option: Annotated[list[str] | None, typer.Option("--option", "-o", metavar="KEY=VALUE", help="An option of the variant.")] = None,
+    only: Annotated[str | None, typer.Option(help="Check these properties alone, comma-separated.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or mps.")] = "cpu",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check that variants keep every promise of the contract; exit status 1 names the property that fails."""
+    from attnbench.conformance import check as check_variant
+
+    out = console()
+    reports = []
+    for name in _matching(names):
+        report = check_variant(name, _options(option or []), device=device, only=only.split(",") if only else None)
+        reports.append(report)
+        if as_json:
+            continue
+        failed = [result for result in report.results if result.status == "failed"]
+        counts = {status: sum(r.status == status for r in report.results) for status in ("passed", "skipped", "failed")}
+        summary = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+        out.print(f"{name:14s} {'FAILED' if failed else 'ok':6s} {summary}", style="red" if failed else None)
+        for result in failed:
+            out.print(f"    {result.property}: {result.reason}")
+            if result.settings:
+                out.print(f"        with {result.settings}", style="dim")
+    if as_json:
+        print_json([report.as_dict() for report in reports])
+    if not all(report.ok for report in reports):
+        raise typer.Exit(1)
+
+
+def _matching(names: list[str]) -> list[str]:
+    from attnbench.registry import list_variants, variant_info
+
+    found: list[str] = []
+    for name in names:
+        wild = any(sign in name for sign in "*?[")
+        matches = list_variants(name) if wild else [variant_info(name).name]
+        if not matches:
+            raise UserError(f"no variant matches {name!r}; valid variants: {', '.join(list_variants())}")
+        found += [match for match in matches if match not in found]
+    return found
+
+
+def _options(pairs: list[str]) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        key, sign, text = pair.partition("=")
+        if not sign:
+            raise UserError(f"--option takes KEY=VALUE, received {pair!r}")
+        try:
+            options[key] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            options[key] = text  # a bare word is a string
+    return options

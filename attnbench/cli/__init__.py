@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. Each command is a file; what is slow to import is imported by the command that needs it."""
+"""The command line: parse, call, print. A command is a file, and imports what is slow only when it is called."""
 
 from attnbench.cli.app import main
 

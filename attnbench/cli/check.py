@@ -13,7 +13,9 @@ from attnbench.errors import UserError
 
 def check(
     names: Annotated[list[str], typer.Argument(help="Variants, or patterns such as '*'.")],
-    option: Annotated[list[str] | None, typer.Option("--option", "-o", metavar="KEY=VALUE", help="An option of the variant.")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option("--option", "-o", metavar="KEY=VALUE", help="An option of the variant.")
+    ] = None,
     only: Annotated[str | None, typer.Option(help="Check these properties alone, comma-separated.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or mps.")] = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

@@ -37,7 +37,7 @@ def _variants(pattern: str, as_json: bool) -> None:
                     "name": info.name,
                     "summary": info.summary,
                     "origin": info.origin.partition(" ")[0],
-                    "options": {key: value for key, value in info.options.items()},
+                    "options": dict(info.options),
                     "supports": info.supports.as_dict(),
                 }
                 for info in infos
@@ -45,7 +45,10 @@ def _variants(pattern: str, as_json: bool) -> None:
         )
     else:
         rows = [
-            [info.name, *("x" if getattr(info.supports, name) else "" for name in ("causal", "cross", "padding", "decode"))]
+            [
+                info.name,
+                *("x" if getattr(info.supports, name) else "" for name in ("causal", "cross", "padding", "decode")),
+            ]
             + [info.supports.time.formula, info.summary]
             for info in infos
         ]
@@ -73,7 +76,10 @@ def _tasks(pattern: str, as_json: bool) -> None:
     if as_json:
         print_json(rows)
     else:
-        print_table(["task", "answer", "metric", "what it asks"], [[r["name"], r["answer"], r["metric"], r["summary"]] for r in rows])
+        print_table(
+            ["task", "answer", "metric", "what it asks"],
+            [[r["name"], r["answer"], r["metric"], r["summary"]] for r in rows],
+        )
 
 
 def _experiments(pattern: str, as_json: bool) -> None:

@@ -23,7 +23,9 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False))
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], right: Sequence[str] = (), title: str = "") -> None:
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[Any]], right: Sequence[str] = (), title: str = ""
+) -> None:
     """A table without a frame; columns named in `right` are aligned to the right. The last column takes what width is left."""
     from rich.table import Table
 

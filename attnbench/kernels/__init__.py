@@ -1,0 +1,22 @@
+"""Attention over a block layout: one algorithm, shared by every variant whose queries see blocks of keys.
+
+    block_attention(q, k, v, mask=None, *, scale=None) -> (out, lse)
+        Softmax attention inside each block. q (..., n_q, d), k (..., n_k, d), v (..., n_k, e) with equal leading dimensions
+        (batch, heads, blocks, whatever there is); mask bool, broadcastable to (..., n_q, n_k), True = visible.
+    merge((out, lse), (out, lse), ...) -> (out, lse)
+        Results over disjoint sets of keys, joined as if one softmax had run over their union.
+
+`out` has the dtype of v. `lse` (..., n_q) is the natural log of the sum of exponentials, in float32 (float64 for double
+inputs), and differentiable. A query that sees nothing gets zeros, an lse of -inf and zero gradients. Under autocast the
+inputs are cast to its dtype, as torch's own attention does. Sums and softmax statistics are in float32 at least. What a mask
+hides must be finite, since its weight of zero multiplies it.
+
+The work goes through in cache-sized pieces. Only q, k, v, out and lse are saved, and backward computes the pieces again.
+Each function is a custom operator with shapes for tracing, autograd and a flop formula of its own, so that
+`torch.compile(fullgraph=True)`, `torch.export` and `torch.utils.flop_counter` see it.
+"""
+
+from attnbench.kernels.blocks import block_attention
+from attnbench.kernels.merging import merge
+
+__all__ = ["block_attention", "merge"]

@@ -147,10 +147,13 @@ class Variant(nn.Module, metaclass=_Checked):
     ) -> Tensor:
         """The same output, computed plainly and explicitly. By default `dense_weights` times v."""
         q, k, v, key_mask, streams = self._prepared(q, k, v, key_mask, streams)
-        return self.dense_weights(q, k, key_mask=key_mask, **streams) @ v
+        return self.dense_weights(q, v if k is None else k, key_mask=key_mask, **streams) @ v
 
     def dense_weights(self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None, **streams: Tensor) -> Tensor:
-        """The (batch, heads, n_q, n_k) matrix that maps v to the output, where the output is linear in v."""
+        """The (batch, heads, n_q, n_k) matrix that maps v to the output, where the output is linear in v.
+
+        A method that reads no k gets v in its place, as what shows batch, length, dtype and device.
+        """
         raise NotImplementedError(f"{self.name} states no dense_weights")
 
     # -- what a caller calls ---------------------------------------------------------------------------------------------

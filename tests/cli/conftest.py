@@ -1,0 +1,28 @@
+"""Runs the command line in this process, as the console script would."""
+
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+
+from attnbench.cli import main
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    def run(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["attnbench", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+            raise SystemExit(0)
+        captured = capsys.readouterr()
+        return Outcome(int(stop.value.code or 0), captured.out, captured.err)
+
+    return run

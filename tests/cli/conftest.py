@@ -21,7 +21,6 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         monkeypatch.setattr(sys, "argv", ["attnbench", *map(str, arguments)])
         with pytest.raises(SystemExit) as stop:
             main()
-            raise SystemExit(0)
         captured = capsys.readouterr()
         return Outcome(int(stop.value.code or 0), captured.out, captured.err)
 

@@ -9,7 +9,13 @@ def test_version(cli):
 
 
 def test_help_and_report_import_no_torch():
-    code = "import sys; sys.modules['torch'] = None; sys.argv = ['attnbench', {0!r}, '--help']; from attnbench.cli import main; main()"
+    code = """
+import sys
+from attnbench.cli import main
+sys.modules["torch"] = None
+sys.argv = ["attnbench", {0!r}, "--help"]
+main()
+"""
     for command in ("run", "report", "compare", "recommend", "import", "list", "check", "show", "new"):
         done = subprocess.run([sys.executable, "-c", code.format(command)], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
@@ -19,7 +25,7 @@ def test_help_and_report_import_no_torch():
 def test_help_names_every_command_and_fits_80_columns(cli):
     lines = cli("--help").out.splitlines()
     assert max(map(len, lines)) <= 80
-    commands = "list check run report compare recommend show new import".split()
+    commands = ["list", "check", "run", "report", "compare", "recommend", "show", "new", "import"]
     assert all(any(line.split()[:1] == [command] for line in lines) for command in commands)
 
 

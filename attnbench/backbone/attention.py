@@ -1,0 +1,227 @@
+"""Multi-head attention around any variant: projections in, the variant's mixing, a projection out."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from attnbench.backbone.positions import rotate
+from attnbench.contract import Unsupported
+from attnbench.errors import UserError
+from attnbench.registry import create_variant
+
+__all__ = ["Decoding", "Memory", "MultiHeadAttention"]
+
+
+class Memory(NamedTuple):
+    """What queries look at: projected keys (None where the variant reads none) and values, and which are real."""
+
+    k: Any
+    v: Tensor
+    key_mask: Tensor | None
+
+
+class Decoding(NamedTuple):
+    """The state between two steps of decoding: the variant's own, and how many positions went by."""
+
+    state: Any
+    position: int
+
+
+class MultiHeadAttention(nn.Module):
+    """out = mix(x W_q, c W_k, c W_v) W_o, mixed by a registered variant; c is x, or a context in cross-attention.
+
+    (batch, n, dim) -> (batch, n, dim). Only what the variant reads is projected; each further stream that it declares is
+    projected from x as the queries are.
+
+    Args:
+        dim: width of a token.
+        heads, kv_heads: number of query heads, and of key/value heads (None: `heads`).
+        head_dim: width of a head (None: dim / heads).
+        variant, options: registry name, and the variant's own options as keywords.
+        max_len, causal, dropout, cross: as for the variant.
+        bias: whether the projections have one.
+        positions: "rotary" turns queries and keys by their position, in self-attention with a variant that reads both;
+            else None.
+
+    Raises:
+        Unsupported: the variant does not declare what is asked.
+        ValueError: the variant or an option is unknown, or a width does not fit.
+
+    Source: Vaswani et al. 2017, section 3.2.2; grouped heads: Ainslie et al. 2023.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        variant: str = "full",
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        max_len: int | None = None,
+        causal: bool = False,
+        dropout: float = 0.0,
+        cross: bool = False,
+        bias: bool = True,
+        positions: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        if head_dim is None and dim % heads:
+            raise UserError(f"dim must be a multiple of heads where head_dim is not given, received {dim} and {heads}")
+        head_dim = head_dim or dim // heads
+        if positions not in (None, "none", "rotary"):
+            raise UserError(f"positions in attention must be None or 'rotary', received {positions!r}")
+        if positions == "rotary" and head_dim % 2:
+            raise UserError(f"rotary positions need an even head_dim, received {head_dim}")
+        self.dim, self.heads, self.head_dim, self.cross = dim, heads, head_dim, cross
+        self.kv_heads = kv_heads or heads
+        common = {"kv_heads": self.kv_heads, "max_len": max_len, "causal": causal, "dropout": dropout, "cross": cross}
+        self.mixer = create_variant(variant, heads=heads, head_dim=head_dim, **common, **options)
+        supports = self.mixer.supports
+        self.rotary = positions == "rotary" and not cross and {"q", "k"} <= set(supports.reads)
+
+        def projection(width: int) -> nn.Linear:
+            return nn.Linear(dim, width, bias=bias)
+
+        self.query = projection(heads * head_dim) if "q" in supports.reads else None
+        self.key = projection(self.kv_heads * head_dim) if "k" in supports.reads else None
+        self.value = projection(self.kv_heads * head_dim)
+        self.streams = nn.ModuleDict(
+            {stream.name: projection(heads * (stream.width or head_dim)) for stream in supports.streams}
+        )
+        self.out = nn.Linear(heads * head_dim, dim, bias=bias)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier-uniform projections and zero biases; the variant's own parameters are its own affair."""
+        for linear in (self.query, self.key, self.value, *self.streams.values(), self.out):
+            if isinstance(linear, nn.Linear):
+                nn.init.xavier_uniform_(linear.weight)
+                if linear.bias is not None:
+                    nn.init.zeros_(linear.bias)
+
+    def forward(self, x: Tensor, context: Tensor | None = None, *, key_mask: Tensor | None = None) -> Tensor:
+        """Mixes the tokens of x (batch, n, dim), or those of the context (batch, n_k, dim) into it where `cross`.
+
+        key_mask (batch, n_k), bool, True = a real token of what is attended to. What stands elsewhere never reaches a real
+        output or a gradient, not even as NaN.
+        """
+        if self.cross:
+            if context is None:
+                raise UserError("cross-attention needs a context (batch, n_k, dim), received None")
+            return self.attend(x, self.remember(context, key_mask))
+        if context is not None:
+            raise UserError("self-attention takes no context; build it with cross=True")
+        x = hide(x, key_mask)
+        return self._mix(x, self.remember(x, key_mask))
+
+    def remember(self, context: Tensor, key_mask: Tensor | None = None, offset: int = 0) -> Memory:
+        """Keys and values of a context, which several calls of `attend` may share."""
+        context = hide(context, key_mask)
+        k = None if self.key is None else self._split(self.key(context), self.kv_heads)
+        if k is not None and self.rotary:
+            k = rotate(k, offset)
+        return Memory(k, self._split(self.value(context), self.kv_heads), key_mask)
+
+    def attend(self, x: Tensor, memory: Memory) -> Tensor:
+        """Cross-attention of x (batch, n_q, dim) to what was remembered."""
+        return self._mix(x, memory)
+
+    def prefill(self, x: Tensor, *, key_mask: Tensor | None = None) -> tuple[Tensor, Decoding]:
+        """The forward pass over a prompt, and the state from which `step` goes on. Raises Unsupported where it cannot."""
+        if not self.decodes:
+            raise Unsupported([f"{self.mixer.name} does not decode token by token"])
+        x = hide(x, key_mask)
+        q, streams = self._queries(x, 0)
+        memory = self.remember(x, key_mask)
+        out, state = self.mixer.prefill(q, memory.k, memory.v, key_mask, **streams)
+        return self.out(self._join(out)), Decoding(state, x.shape[1])
+
+    def step(self, x: Tensor, decoding: Decoding) -> tuple[Tensor, Decoding]:
+        """The output for one new token x (batch, 1, dim), and the next state."""
+        q, streams = self._queries(x, decoding.position)
+        memory = self.remember(x, offset=decoding.position)
+        out, state = self.mixer.step(q, memory.k, memory.v, decoding.state, **streams)
+        return self.out(self._join(out)), Decoding(state, decoding.position + 1)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether `prefill` and `step` work here."""
+        return self.mixer.causal and self.mixer.supports.decode
+
+    def _mix(self, x: Tensor, memory: Memory) -> Tensor:
+        q, streams = self._queries(x, 0)
+        return self.out(self._join(self.mixer(q, memory.k, memory.v, key_mask=memory.key_mask, **streams)))
+
+    def _queries(self, x: Tensor, offset: int) -> tuple[Any, dict[str, Tensor]]:
+        q = None if self.query is None else self._split(self.query(x), self.heads)
+        if q is not None and self.rotary:
+            q = rotate(q, offset)
+        return q, {name: self._split(project(x), self.heads) for name, project in self.streams.items()}
+
+    @staticmethod
+    def _split(x: Tensor, heads: int) -> Tensor:
+        return rearrange(x, "batch n (heads width) -> batch heads n width", heads=heads)
+
+    @staticmethod
+    def _join(x: Tensor) -> Tensor:
+        return rearrange(x, "batch heads n width -> batch n (heads width)")
+
+    @classmethod
+    def from_torch(cls, module: nn.MultiheadAttention, *, variant: str = "full", **options: Any) -> MultiHeadAttention:
+        """A torch attention's weights, copied, around a variant: nothing is shared, and the original is left as it was.
+
+        It takes (batch, n, dim) whatever the original's `batch_first`. `options` may hold any argument of this class;
+        dropout defaults to the original's. With variant="full" the outputs are equal.
+
+        Raises:
+            UserError: the original has key or value widths of its own, or adds key/value rows, which have no place here.
+        """
+        extras = {
+            "kdim or vdim": module.in_proj_weight is None,
+            "add_bias_kv": module.bias_k is not None,
+            "add_zero_attn": module.add_zero_attn,
+        }
+        refused = [name for name, present in extras.items() if present]
+        if refused:
+            raise UserError(f"cannot take over a torch attention with {', '.join(refused)}; valid: one without")
+        options = {"dropout": module.dropout, "bias": module.in_proj_bias is not None} | options
+        made = cls(module.embed_dim, module.num_heads, variant=variant, **options)
+        made.to(module.out_proj.weight.device, module.out_proj.weight.dtype)
+        with torch.no_grad():
+            made._copy(module)
+        return made.train(module.training)
+
+    def _copy(self, module: nn.MultiheadAttention) -> None:
+        biases = None if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
+        for place, linear in enumerate((self.query, self.key, self.value)):
+            if linear is None:
+                continue
+            weight = module.in_proj_weight.chunk(3)[place]
+            if linear.weight.shape != weight.shape:
+                raise UserError(
+                    f"weights of shape {tuple(weight.shape)} do not fit a projection of shape {tuple(linear.weight.shape)}; "
+                    "kv_heads and head_dim must be the original's"
+                )
+            linear.weight.copy_(weight)
+            if biases is not None and linear.bias is not None:
+                linear.bias.copy_(biases[place])
+        self.out.load_state_dict(copy.deepcopy(module.out_proj.state_dict()))
+
+
+def hide(x: Tensor, key_mask: Tensor | None) -> Tensor:
+    """x (batch, n, dim) with zeros where the mask is False: a NaN there would poison the projections' gradients."""
+    if key_mask is None:
+        return x
+    if key_mask.dtype != torch.bool or key_mask.shape != x.shape[:2]:
+        raise UserError(
+            f"key_mask must be a bool tensor (batch, n) = {tuple(x.shape[:2])} with True at real tokens, "
+            f"received {key_mask.dtype} {tuple(key_mask.shape)}"
+        )
+    return x.masked_fill(~key_mask[..., None], 0)

@@ -1,6 +1,6 @@
 """Measuring one variant at one length: one file per quantity, each a function from a Workload to a Measurement.
 
-Names load lazily, so that describing a workload does not import what measures it.
+Names load lazily (`pattern` from its own module alone), so that describing a workload does not import what measures it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from attnbench.measure.build import build
     from attnbench.measure.compilation import measure_compile
-    from attnbench.measure.environment import environment, pin_threads, usable_cores
+    from attnbench.measure.machine import environment, pin_threads, usable_cores
     from attnbench.measure.memory import measure_memory, measure_resident
     from attnbench.measure.operations import measure_operations
-    from attnbench.measure.pattern import path_length, pattern, reach
     from attnbench.measure.rate import measure_floor, measure_rate
     from attnbench.measure.recipe import Recipe
     from attnbench.measure.speed import measure_speed
@@ -25,10 +24,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "build": ("build",),
     "compilation": ("measure_compile",),
-    "environment": ("environment", "pin_threads", "usable_cores"),
+    "machine": ("environment", "pin_threads", "usable_cores"),
     "memory": ("measure_memory", "measure_resident"),
     "operations": ("measure_operations",),
-    "pattern": ("path_length", "pattern", "reach"),
     "rate": ("measure_floor", "measure_rate"),
     "recipe": ("Recipe",),
     "speed": ("measure_speed",),
@@ -53,10 +51,7 @@ __all__ = [
     "measure_resident",
     "measure_speed",
     "measure_state",
-    "path_length",
-    "pattern",
     "pin_threads",
-    "reach",
     "refusals",
     "train",
     "usable_cores",

@@ -18,15 +18,16 @@ from attnbench.measure.workload import Measurement, Workload
 __all__ = ["FORMULAS", "count_operations", "measure_operations"]
 
 aten = torch.ops.aten
+_WRITE_NOTHING = {aten._unsafe_view, aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty}  # beside views
 
 
 def measure_operations(workload: Workload) -> Measurement:
     """Floating-point operations of one call, or of one new token in mode "decode".
 
-    Counted are matrix products, convolutions, Fourier transforms and fused attention. A multiply and an add count as two. Fused attention counts as its two products, 4 x batch x heads x n_q x n_k x
-    head_dim, on every device and whether or not it is causal; its backward pass as the five of a kernel that
-    recomputes the weights. Work on single elements (softmax, gates, scans) is not in the value: the details count the
-    elements that it wrote.
+    Counted are matrix products, convolutions, Fourier transforms and fused attention; a multiply and an add are two.
+    Fused attention counts as its two products, 4 x batch x heads x n_q x n_k x head_dim, on every device and whether or
+    not it is causal; its backward pass as the five of a kernel that computes the weights again. Work on single elements
+    (softmax, gates, scans) is not in the value: the details count the elements that it wrote.
 
     Raises:
         Unsupported: the variant does not declare what the workload needs.
@@ -49,7 +50,7 @@ def count_operations(call: Callable[[], Any]) -> tuple[dict[str, int], int]:
 
 
 class _Elements(TorchDispatchMode):
-    """Counts the elements written by operators that no formula speaks of; views write nothing."""
+    """Counts the elements written by operators that no formula speaks of."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,8 +58,7 @@ class _Elements(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        packet = func.overloadpacket
-        if not func.is_view and packet not in flop_registry and packet not in FORMULAS:
+        if not (func.is_view or func.overloadpacket in _WRITE_NOTHING | flop_registry.keys() | FORMULAS.keys()):
             self.written += sum(leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, Tensor))
         return out
 

@@ -23,34 +23,30 @@ PACKAGES = ("attnbench", "torch", "numpy", "einops", "pandas", "scipy")
 
 
 def environment(device: str = "cpu") -> dict[str, Any]:
-    """The environment as JSON-ready data.
+    """The environment as flat, JSON-ready data.
 
-    machine: processor, cores, memory, accelerator, cpu_capability. software: system, python, packages, git (commit
-    and whether the checkout differs from it; null outside one). settings: threads, interop_threads, matmul_precision.
-    load: 1, 5 and 15 minute averages, at the time of asking.
+    The machine: processor, cpu_capability (widest vector unit in use), cores (usable), memory (bytes), accelerator (null on
+    a CPU). The software: system, python, and the version of each package. git_commit and git_dirty: of the checkout, null
+    outside one. The settings: threads, interop_threads, matmul_precision. load_average: over 1, 5 and 15 minutes, now.
 
     Raises UserError where the device does not exist here.
     """
+    commit, dirty = _git() or (None, None)
     return {
-        "machine": {
-            "processor": processor(),
-            "cores": usable_cores(),
-            "memory": _memory(),
-            "accelerator": accelerator(device),
-            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        },
-        "software": {
-            "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-            "python": f"{platform.python_implementation()} {platform.python_version()}",
-            "packages": {name: _version(name) for name in PACKAGES},
-            "git": _git(),
-        },
-        "settings": {
-            "threads": torch.get_num_threads(),
-            "interop_threads": torch.get_num_interop_threads(),
-            "matmul_precision": torch.get_float32_matmul_precision(),
-        },
-        "load": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None,
+        "processor": processor(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cores": usable_cores(),
+        "memory": _memory(),
+        "accelerator": accelerator(device),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        **{name: _version(name) for name in PACKAGES},
+        "git_commit": commit,
+        "git_dirty": dirty,
+        "threads": torch.get_num_threads(),
+        "interop_threads": torch.get_num_interop_threads(),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "load_average": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None,
     }
 
 
@@ -128,7 +124,7 @@ def accelerator(device: str) -> dict[str, Any] | None:
         "capability": f"{seen.major}.{seen.minor}",
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
-        "tf32": torch.backends.cuda.matmul.allow_tf32,
+        "tf32": torch.get_float32_matmul_precision() != "highest",
     }
 
 
@@ -146,8 +142,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _git() -> dict[str, Any] | None:
-    """The commit of the checkout that attnbench runs from."""
+def _git() -> tuple[str, bool] | None:
+    """The commit of the checkout that attnbench runs from, and whether its files differ from it."""
     root = Path(attnbench.__file__).resolve().parents[1]
     if not (root / ".git").exists():
         return None
@@ -156,7 +152,7 @@ def _git() -> dict[str, Any] | None:
         changed = _run(root, "status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.SubprocessError):  # no git here, or a checkout of another user that git will not read
         return None
-    return {"commit": commit, "dirty": bool(changed)}
+    return commit, bool(changed)
 
 
 def _run(root: Path, *arguments: str) -> str:

@@ -1,4 +1,4 @@
-"""Attention inside ragged groups of tokens, wherever in the sequence they stand: what sorting, hashing and routing come down to.
+"""Attention inside ragged groups of tokens, wherever they stand: what sorting, hashing and routing come down to.
 
 A *tile* is a run of queries and the run of keys that they see, both taken from lists of positions (the sorted order, or a
 selection). Tiles are gathered into cache-sized pieces of nearly equal width; nothing is ever as large as n_q x n_k.
@@ -60,20 +60,20 @@ def gathered_attention(
 
 
 class _Rows(NamedTuple):
-    """A tensor (batch, heads, n, d) as rows (_, d) of its own memory, and the row of each listed position (batch * heads * S)."""
+    """A tensor (batch, heads, n, d) as rows of its own memory, and the row of each listed position (batch * heads * S)."""
 
     flat: Tensor
-    index: Tensor
+    of_slot: Tensor
 
     def take(self, slots: Tensor) -> Tensor:
-        rows = self.flat.index_select(0, self.index[slots].view(-1))
+        rows = self.flat.index_select(0, self.of_slot[slots].view(-1))
         return rows.to(accumulator(rows.dtype)).view(*slots.shape, -1)
 
     def put(self, slots: Tensor, values: Tensor) -> None:
-        self.flat.index_copy_(0, self.index[slots], values)
+        self.flat.index_copy_(0, self.of_slot[slots], values)
 
     def add(self, slots: Tensor, values: Tensor) -> None:
-        self.flat.index_add_(0, self.index[slots].view(-1), values.reshape(-1, values.shape[-1]))
+        self.flat.index_add_(0, self.of_slot[slots].view(-1), values.reshape(-1, values.shape[-1]))
 
 
 def _rows(x: Tensor, positions: Tensor) -> _Rows:

@@ -1,0 +1,88 @@
+"""Centroids on the unit sphere: whose they are, and how they follow the tokens by moving average, outside the gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.functional import normalize
+
+__all__ = ["Members", "follow", "nearest", "random_centroids", "similarity"]
+
+PIECE = 2**18  # similarities held at once while the nearest centroid is looked for
+
+Members = tuple[Tensor, Tensor, Tensor | None]
+"""x (batch, heads, n, width), the centroid that each token chose (batch, heads, n), which are real (batch, n; None: all)."""
+
+
+def random_centroids(heads: int, clusters: int, width: int) -> Tensor:
+    """(heads, clusters, width): directions drawn evenly from the unit sphere, from torch's global generator."""
+    return normalize(torch.randn(heads, clusters, width), dim=-1)
+
+
+@torch.no_grad()
+def similarity(x: Tensor, centroids: Tensor) -> Tensor:
+    """(batch, heads, n, clusters): the cosine between each token of x (batch, heads, n, width) and each centroid."""
+    precise = torch.promote_types(x.dtype, torch.float32)
+    with torch.autocast(x.device.type, enabled=False):
+        return normalize(x.to(precise), dim=-1) @ centroids.to(precise).mT
+
+
+@torch.no_grad()
+def nearest(x: Tensor, centroids: Tensor) -> Tensor:
+    """(batch, heads, n): the centroid of largest cosine, for each token of x (batch, heads, n, width)."""
+    batch, heads = x.shape[:2]
+    rows = max(1, PIECE // (batch * heads * centroids.shape[1]))
+    return torch.cat([similarity(piece, centroids).argmax(dim=-1) for piece in x.split(rows, dim=2)], dim=2)
+
+
+def follow(centroids: Tensor, out: Tensor, members: Sequence[Members], decay: float) -> None:
+    """Moves centroids (heads, clusters, width) in place towards the tokens that chose them.
+
+    centroid = unit(decay centroid + (1 - decay) mean of the unit tokens that chose it); one that none chose stays.
+
+    Where `out`, which was computed from the centroids as they are, awaits a gradient, they move when the backward pass is
+    over, and thus once: a forward pass that checkpointing repeats finds them where the first one did. Where there is
+    nothing to differentiate they move at once, and without grad mode (an inspection, or the first pass of reentrant
+    checkpointing) not at all. Under torch.distributed the sums run over all ranks, so that ranks which begin equal stay equal.
+    """
+    if not torch.is_grad_enabled():
+        return
+    sums = _sums(centroids, members)
+    if torch.compiler.is_compiling() or not out.requires_grad:
+        _move(centroids, sums, decay)
+        return
+    pending = [sums]  # spent once, though a retained graph may be walked again
+
+    def move() -> None:
+        if pending:
+            _move(centroids, pending.pop(), decay)
+
+    # Only at the very end has everything that recomputation repeats seen the centroids of its own forward pass.
+    engine = torch.autograd.Variable._execution_engine
+    out.register_hook(lambda _: engine.queue_callback(move))
+
+
+@torch.no_grad()
+def _sums(centroids: Tensor, members: Sequence[Members]) -> Tensor:
+    """(heads, clusters, width + 1): per centroid the sum of the unit tokens that chose it, and their number."""
+    heads, clusters, width = centroids.shape
+    sums = centroids.new_zeros(heads * clusters, width + 1, dtype=torch.promote_types(centroids.dtype, torch.float32))
+    head = clusters * torch.arange(heads, device=centroids.device)[:, None]
+    for x, chosen, real in members:
+        counted = torch.cat([normalize(x.to(sums.dtype), dim=-1), sums.new_ones(*x.shape[:3], 1)], dim=-1)
+        if real is not None:
+            counted = counted * real[:, None, :, None]
+        sums.index_add_(0, (chosen + head).flatten(), counted.reshape(-1, width + 1))
+    return sums.view(heads, clusters, width + 1)
+
+
+@torch.no_grad()
+def _move(centroids: Tensor, sums: Tensor, decay: float) -> None:
+    if dist.is_available() and dist.is_initialized():
+        dist.all_reduce(sums)
+    total, count = sums[..., :-1], sums[..., -1:]
+    moved = normalize(decay * centroids + (1 - decay) * total / count.clamp_min(1), dim=-1)
+    centroids.copy_(torch.where(count > 0, moved, centroids))

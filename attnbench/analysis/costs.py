@@ -1,0 +1,110 @@
+"""What attention costs: one row per cell for time, memory, operations and decoding state, failed cells included."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from attnbench.analysis.intervals import summarise
+from attnbench.analysis.loading import EXACT, WORK, Run, last_outcomes
+
+__all__ = [
+    "FLOOR_SHARE",
+    "KEYS",
+    "cells",
+    "compile_table",
+    "cost_table",
+    "operations_table",
+    "outcomes",
+    "rates",
+    "speed",
+]
+
+FLOOR_SHARE = 0.5  # a cell is dominated by the floor when more than this share of its time is spent there too
+KEYS = ["mode", "device", "dtype", "length", "label"]
+REST = ["scope", "causal", "batch", "heads", "head_dim", "dim", "depth", "variant"]
+_MACHINE = ["scope", "mode", "causal", "device", "dtype", "label", "heads", "head_dim", "dim", "depth"]
+
+
+def cells(run: Run, quantity: str) -> pd.DataFrame:
+    """One row per cell of a quantity: what defines it, median, low, high, n, status and reason."""
+    keys = ["cell", *WORK, "label", "variant"]
+    found = summarise(run.usable(quantity), ["cell"])
+    if quantity in EXACT:
+        found["low"] = found["high"] = found["median"]
+    ended = last_outcomes(run.of(quantity))[[*keys, "status", "reason"]]
+    frame = ended.merge(found, on="cell", how="left")
+    frame["n"] = frame["n"].fillna(0).astype(int)
+    return arrange(frame, run.baseline)
+
+
+def arrange(frame: pd.DataFrame, baseline: str) -> pd.DataFrame:
+    """Rows in an order that depends on what they say and not on when they were measured: the baseline first."""
+    order = [column for column in ("quantity", "task", *WORK) if column in frame]
+    rank = (frame["label"] != baseline).fillna(True) if "label" in frame else True
+    return (
+        frame.assign(_rank=rank)
+        .sort_values([*order, "_rank", *(["label"] if "label" in frame else [])], kind="stable", na_position="first")
+        .drop(columns="_rank")
+        .reset_index(drop=True)
+    )
+
+
+def cost_table(run: Run, quantity: str, name: str, extra: Sequence[str] = ()) -> pd.DataFrame:
+    """The table of a quantity whose value is called `name`, such as `bytes`."""
+    frame = cells(run, quantity).rename(columns={"median": name})
+    return frame[[*KEYS, name, "low", "high", "n", *extra, "status", "reason", *REST]]
+
+
+def speed(run: Run) -> pd.DataFrame:
+    """Seconds with their interval over rounds, tokens per second, and whether the fixed floor dominates."""
+    frame = cells(run, "speed").rename(columns={"median": "seconds"})
+    tokens = frame["batch"].astype(float) * np.where(frame["mode"] == "decode", 1.0, frame["length"].astype(float))
+    frame["tokens_per_second"] = tokens / frame["seconds"]
+    floors = summarise(run.usable("floor"), _MACHINE)[[*_MACHINE, "median"]]
+    frame = frame.merge(floors.rename(columns={"median": "floor"}), on=_MACHINE, how="left")
+    frame["at_floor"] = frame["floor"] > FLOOR_SHARE * frame["seconds"]
+    columns = ["seconds", "low", "high", "n", "tokens_per_second", "floor", "at_floor", "status", "reason"]
+    return frame[[*KEYS, *columns, *REST]]
+
+
+def operations_table(run: Run) -> pd.DataFrame:
+    frame = cost_table(run, "operations", "flop")
+    tokens = frame["batch"].astype(float) * frame["length"].astype(float)
+    frame.insert(frame.columns.get_loc("flop") + 1, "flop_per_token", frame["flop"] / tokens)
+    return frame
+
+
+def rates(run: Run, seconds: pd.DataFrame, counted: pd.DataFrame) -> pd.DataFrame:
+    """Operations achieved per second, and their share of the matrix product's measured rate on the same device and dtype."""
+    on = [*KEYS, *REST]
+    frame = counted[[*on, "flop"]].merge(seconds[[*on, "seconds", "low", "high"]], on=on)
+    frame = frame[frame["flop"].notna() & frame["seconds"].notna()].copy()
+    for column, divisor in (("flop_per_second", "seconds"), ("slowest", "high"), ("fastest", "low")):
+        frame[column] = frame["flop"] / frame[divisor]
+    best = summarise(run.usable("rate"), ["device", "dtype"])[["device", "dtype", "median"]]
+    frame = frame.merge(best.rename(columns={"median": "matmul_rate"}), on=["device", "dtype"], how="left")
+    frame["share"] = frame["flop_per_second"] / frame["matmul_rate"]
+    frame = frame.drop(columns=["low", "high"]).rename(columns={"slowest": "low", "fastest": "high"})
+    columns = ["flop_per_second", "low", "high", "matmul_rate", "share", "flop", "seconds"]
+    return arrange(frame, run.baseline)[[*KEYS, *columns, *REST]]
+
+
+def compile_table(run: Run) -> pd.DataFrame:
+    """Seconds to compile, recompiles, and seconds to build masks: never part of a running time."""
+    frame = cells(run, "compile").rename(columns={"median": "seconds"})
+    details = last_outcomes(run.of("compile")).set_index("cell")["details"]
+    for column in ("recompiles", "mask_seconds"):
+        values = [(details.get(cell) or {}).get(column) for cell in frame["cell"]]
+        frame[column] = pd.Series(values, index=frame.index, dtype=object).astype("Float64")
+    return frame[[*KEYS, "seconds", "recompiles", "mask_seconds", "n", "status", "reason", *REST]]
+
+
+def outcomes(run: Run) -> pd.DataFrame:
+    """Every cell that did not end ok, with its reason."""
+    ended = last_outcomes(run.frame)
+    rest = [column for column in REST if column != "variant"]
+    columns = ["quantity", *KEYS, "status", "reason", "task", "seed", "variant", *rest]
+    return arrange(ended[ended["status"] != "ok"], run.baseline)[columns]

@@ -1,0 +1,34 @@
+"""The tutorial is run block by block, in order, in a folder of its own: what it says works."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from attnbench import registry
+
+TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
+
+
+@pytest.fixture
+def _clean_registry():
+    before = dict(registry._variants)
+    yield
+    registry._variants.clear()
+    registry._variants.update(before)
+
+
+@pytest.mark.usefixtures("_clean_registry")
+def test_every_block_of_the_tutorial_runs(tmp_path, monkeypatch, cli):
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```", TUTORIAL.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert {kind for kind, _ in blocks} == {"python", "shell"}
+    names: dict[str, object] = {"__name__": "tutorial"}
+    for number, (kind, code) in enumerate(blocks, start=1):
+        if kind == "python":
+            exec(compile(code, f"tutorial.md, block {number}", "exec"), names)
+        else:
+            program, *arguments = shlex.split(code)
+            assert program == "attnbench"
+            assert cli(*arguments).code == 0

@@ -37,8 +37,8 @@ COLUMNS = 32  # of each of a hash's two rotations: (2 * 32)^2 hashes are enough 
 class LSH(Variant):
     """Attention among tokens that share a hash, in several rounds.
 
-    Round r sorts the tokens by (hash_r(q), position) and cuts the order into chunks of `bucket`. A token sees its own chunk and the
-    one before, itself excepted: its product with itself would always win. One softmax runs over what all rounds found
+    Round r sorts the tokens by (hash_r(q), position) and cuts the order into chunks of `bucket`. A token sees its own chunk and
+    the one before, itself excepted: its product with itself would always win. One softmax runs over what all rounds found
     (which is their outputs combined by log-sum-exp). A token that no round shows another sees itself.
 
         scores = q (q / |q|)^T / sqrt(head_dim)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from attnbench.capabilities import Supports
 from attnbench.cli.output import print_json, print_table
 
 
@@ -44,17 +45,20 @@ def _variants(pattern: str, as_json: bool) -> None:
             ]
         )
     else:
-        rows = [
-            [
-                info.name,
-                *("x" if getattr(info.supports, name) else "" for name in ("causal", "cross", "padding", "decode")),
-            ]
-            + [info.supports.time.formula, info.summary]
-            for info in infos
-        ]
-        print_table(["variant", "causal", "cross", "pads", "decode", "time", "what it is"], rows)
+        rows = [[info.name, _flags(info.supports), _power(info.supports.time.exponent), info.summary] for info in infos]
+        print_table(["variant", "can", "time", "what it is"], rows)
+        print("\ncan: c causal, x cross-attention, p padding, d decoding.  time: growth with the length n.")
     for plugin, reason in plugin_failures().items():
         print(f"attnbench: plugin {plugin} could not be imported: {reason}", file=sys.stderr)
+
+
+def _flags(supports: Supports) -> str:
+    letters = {"causal": "c", "cross": "x", "padding": "p", "decode": "d"}
+    return "".join(letter if getattr(supports, name) else "-" for name, letter in letters.items())
+
+
+def _power(exponent: float) -> str:
+    return "n" if exponent == 1 else f"n^{exponent:g}"
 
 
 def _tasks(pattern: str, as_json: bool) -> None:

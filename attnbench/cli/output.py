@@ -1,8 +1,9 @@
-"""How the command line prints: tables that fit 80 columns, strict JSON, and nothing clever where the output is a pipe."""
+"""How the command line prints: tables that fit the terminal, and strict JSON."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,11 +12,11 @@ __all__ = ["console", "print_json", "print_table"]
 
 
 def console(stderr: bool = False) -> Any:
-    """A rich console; where the output is no terminal, plain text as wide as it needs."""
+    """A rich console that colours on a terminal and prints plain text, as wide as it needs, elsewhere."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    return Console(file=stream, highlight=False, soft_wrap=not stream.isatty(), emoji=False, markup=False)
+    return Console(file=stream, highlight=False, soft_wrap=True, emoji=False, markup=False)
 
 
 def print_json(value: Any) -> None:
@@ -26,20 +27,24 @@ def print_json(value: Any) -> None:
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[Any]], right: Sequence[str] = (), title: str = ""
 ) -> None:
-    """A table without a frame; columns named in `right` are aligned to the right. The last column takes what width is left."""
-    from rich.table import Table
+    """A plain table; columns named in `right` are aligned to the right. On a terminal the last column wraps to its width."""
+    from tabulate import tabulate
 
-    table = Table(box=None, pad_edge=False, header_style="bold", title=title or None, title_justify="left")
-    for column in columns:
-        table.add_column(
-            column,
-            justify="right" if column in right else "left",
-            overflow="fold",
-            no_wrap=column != columns[-1],
+    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    widths: list[int | None] = [None] * len(columns)
+    taken = sum(max(map(len, column)) + 2 for column in list(zip(columns, *cells, strict=True))[:-1])
+    room = shutil.get_terminal_size().columns - taken
+    if sys.stdout.isatty() and columns[-1] not in right and room >= 20:
+        widths[-1] = room
+    if title:
+        print(title)
+    print(
+        tabulate(
+            cells,
+            headers=columns,
+            tablefmt="simple",
+            disable_numparse=True,
+            colalign=["right" if column in right else "left" for column in columns] if cells else None,
+            maxcolwidths=widths if cells else None,
         )
-    for row in rows:
-        table.add_row(*(str(cell) for cell in row))
-    out = console()
-    if not sys.stdout.isatty():
-        out.width = max(out.width, 120)
-    out.print(table)
+    )

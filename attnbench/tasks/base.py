@@ -1,7 +1,8 @@
 """What a task is, and the registry of tasks: a data set per split, a metric, and the baselines that need no attention.
 
-A task is usable without the trainer: `task.dataset("train")` is a torch Dataset of Items, `task.collate(items)` a Batch, and
-`task.score(logits, batch)` counts. Answers come in three shapes:
+A task is usable without the trainer: `task.dataset("train")` is a torch Dataset of Items, `task.collate(items)` a
+Batch, and `task.score(logits, batch)` counts. `task.batch("train")` is the whole split as one Batch, which a trainer
+can index without touching single items. Answers come in three shapes:
 
     label     one class for the whole sequence     targets (batch,)            logits (batch, classes)
     tokens    a class for every labelled token     targets (batch, n)          logits (batch, n, classes)
@@ -29,6 +30,7 @@ __all__ = [
     "SPLITS",
     "Batch",
     "Item",
+    "Rows",
     "Score",
     "Task",
     "create_task",
@@ -58,7 +60,8 @@ class Item:
 class Batch:
     """Padded examples: inputs (batch, n), key_mask (batch, n) True at real tokens, targets, and slices like the targets.
 
-    For sequence answers `decoder_inputs` (batch, n_out) is the target shifted right, beginning with the task's start token.
+    For sequence answers `decoder_inputs` (batch, n_out) is the target shifted right, beginning with the task's start
+    token.
     """
 
     inputs: Tensor
@@ -71,6 +74,42 @@ class Batch:
         moved = {name: value.to(device) for name, value in self.slices.items()}
         decoder_inputs = None if self.decoder_inputs is None else self.decoder_inputs.to(device)
         return Batch(self.inputs.to(device), self.key_mask.to(device), self.targets.to(device), decoder_inputs, moved)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def rows(self, index: Tensor) -> Batch:
+        """The examples at `index` (int64 or bool, on the same device), padded as they are here."""
+        decoder_inputs = None if self.decoder_inputs is None else self.decoder_inputs[index]
+        slices = {name: value[index] for name, value in self.slices.items()}
+        return Batch(self.inputs[index], self.key_mask[index], self.targets[index], decoder_inputs, slices)
+
+
+class Rows(Dataset[Item]):
+    """The examples of a Batch one by one, without their padding."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    def __getitem__(self, index: int) -> Item:
+        batch = self.batch
+        if not -len(batch) <= index < len(batch):  # what ends a for loop over a sequence
+            raise IndexError(f"example {index} of {len(batch)}")
+        real = batch.key_mask[index]
+        targets = batch.targets[index]
+        kept = None  # which positions of a target are the example's own
+        if batch.decoder_inputs is not None:
+            kept = targets != IGNORE
+        elif targets.ndim == 1:
+            kept = real
+        slices = {name: value[index] for name, value in batch.slices.items()}
+        if kept is not None:
+            targets = targets[kept]
+            slices = {name: value[kept] if value.ndim == 1 else value for name, value in slices.items()}
+        return Item(batch.inputs[index][real], targets, slices)
 
 
 @dataclass(frozen=True)
@@ -101,10 +140,10 @@ class Score:
 class Task:
     """The base class of every task; a subclass takes its own keyword options and builds its splits.
 
-    Class attributes: `name`; `answer` (label | tokens | sequence); `causal`, which patterns it allows, in order of preference;
-    `metric` and `unit` ("accuracy", "fraction"), `higher_is_better`. Instance attributes, set in __init__: `length` (longest
-    input), `output_length` (longest answer of a sequence task), `vocab` (input tokens, 0 is padding), `classes`, `start` (the
-    first decoder token of a sequence task).
+    Class attributes: `name`; `answer` (label | tokens | sequence); `causal`, which patterns it allows, in order of
+    preference; `metric` and `unit` ("accuracy", "fraction"), `higher_is_better`. Instance attributes, set in
+    __init__: `length` (longest input), `output_length` (longest answer of a sequence task), `vocab` (input tokens, 0
+    is padding), `classes`, `start` (the first decoder token of a sequence task).
     """
 
     name: ClassVar[str] = "unregistered"
@@ -124,6 +163,11 @@ class Task:
     def dataset(self, split: str, seed: int = 0) -> Dataset[Item]:
         """The examples of a split. Train may depend on the seed; validation and test never do."""
         raise NotImplementedError
+
+    def batch(self, split: str, seed: int = 0) -> Batch:
+        """All examples of a split at once, on the CPU."""
+        examples: Any = self.dataset(split, seed)
+        return self.collate([examples[index] for index in range(len(examples))])
 
     def stages(self) -> Sequence[Mapping[str, Any]]:
         """The curriculum: options of the easier tasks to train on first, with the share of the budget that each takes
@@ -145,16 +189,18 @@ class Task:
             targets = torch.stack([item.targets for item in items])
         else:
             targets, _ = _pad([item.targets for item in items], IGNORE)
-        decoder_inputs = None
-        if self.answer == "sequence":
-            start = targets.new_full((len(items), 1), self.start)
-            decoder_inputs = torch.cat([start, targets[:, :-1]], dim=1)
-            decoder_inputs = decoder_inputs.masked_fill(decoder_inputs == IGNORE, PAD)
+        decoder_inputs = self.shifted(targets) if self.answer == "sequence" else None
         slices = {}
         for name in items[0].slices if items else ():
             values = [torch.as_tensor(item.slices[name]) for item in items]
             slices[name] = torch.stack(values) if values[0].ndim == 0 else _pad(values, IGNORE)[0]
         return Batch(inputs, key_mask, targets, decoder_inputs, slices)
+
+    def shifted(self, targets: Tensor) -> Tensor:
+        """Sequence targets (batch, n_out) as a decoder reads them: one to the right, behind the start token."""
+        start = targets.new_full((len(targets), 1), self.start)
+        decoder_inputs = torch.cat([start, targets[:, :-1]], dim=1)
+        return decoder_inputs.masked_fill(decoder_inputs == IGNORE, PAD)
 
     def loss(self, logits: Tensor, batch: Batch, label_smoothing: float = 0.0) -> Tensor:
         """Mean cross-entropy over the targets that count."""

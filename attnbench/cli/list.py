@@ -10,6 +10,7 @@ import typer
 
 from attnbench.capabilities import Supports
 from attnbench.cli.output import print_json, print_table
+from attnbench.errors import UserError
 
 
 class Kind(StrEnum):
@@ -22,8 +23,16 @@ def list_(
     kind: Annotated[Kind, typer.Argument(help="What to list.")] = Kind.variants,
     pattern: Annotated[str, typer.Option("--match", help="Only names that match, such as '*former*'.")] = "*",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference page of the variants.")] = False,
 ) -> None:
     """List the variants, the tasks or the experiments."""
+    if markdown:
+        from attnbench.cli.family import family_page
+
+        if kind is not Kind.variants:
+            raise UserError(f"--markdown lists variants, received {kind}")
+        print(family_page(pattern), end="")
+        return
     {Kind.variants: _variants, Kind.tasks: _tasks, Kind.experiments: _experiments}[kind](pattern, as_json)
 
 

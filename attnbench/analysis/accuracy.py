@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from attnbench.analysis.intervals import binomial_interval, t_interval
-from attnbench.analysis.loading import Run, last_outcomes
+from attnbench.analysis.loading import Run, last_outcomes, rows_of
 from attnbench.sweep.records import canonical
 
 __all__ = ["CONTROLS", "accuracy", "baselines", "curves", "scores", "slices", "tasks"]
@@ -61,7 +61,10 @@ def scores(run: Run) -> pd.DataFrame:
 
 
 def baselines(run: Run) -> pd.DataFrame:
-    """What needs no attention: one row per task and baseline, with an interval where the test set's size or repeats allow one."""
+    """What needs no attention: one row per task and baseline.
+
+    The interval is there where the test set's size or repeats allow one.
+    """
     frame = _with_task(run.of("baseline"))
     frame = frame[frame["status"] == "ok"]
     frame["total"] = _detail(frame, "total")
@@ -81,10 +84,10 @@ def baselines(run: Run) -> pd.DataFrame:
 
 
 def accuracy(run: Run, trained: pd.DataFrame, beside: pd.DataFrame) -> pd.DataFrame:
-    """Mean over seeds with a t interval, share of seeds that solved the task, parameters, and the verdict against the baselines.
+    """Mean over seeds with a t interval, share of seeds that solved the task, parameters, and the verdict.
 
-    `verdict` is `above` where the whole interval is better than the best baseline's, `not above` where the mean is not, `unclear`
-    between; `notes` says what a reader must know: one seed, seeds that failed, a parameter gap over 10 %.
+    `verdict` is `above` where the whole interval is better than the best baseline's, `not above` where the mean is
+    not, `unclear` between; `notes` says what a reader must know: one seed, seeds that failed, a parameter gap over 10 %.
     """
     rows = []
     for key, part in trained.groupby([*TASK, "label"], dropna=False, sort=False):
@@ -118,7 +121,7 @@ def accuracy(run: Run, trained: pd.DataFrame, beside: pd.DataFrame) -> pd.DataFr
     last = ["verdict", "status", "reason", "failed", "higher_is_better", "variant"]
     frame = pd.DataFrame(rows, columns=[*TASK, "label", *columns, *last])
     frame = _parameter_gap(frame, run.baseline)
-    frame["notes"] = [_notes(row) for row in frame.to_dict("records")]
+    frame["notes"] = [_notes(row) for row in rows_of(frame)]
     order = [
         *TASK,
         "label",
@@ -138,7 +141,7 @@ def _best(beside: pd.DataFrame, setting: Mapping[str, Any], sign: int) -> dict[s
     here = _matching(beside, setting)
     if here.empty:
         return {"best_baseline": None, "baseline_value": np.nan, "baseline_high": np.nan}
-    row = here.loc[(sign * here["value"]).idxmax()]
+    row = max(rows_of(here), key=lambda item: sign * item["value"])
     edge = row["high"] if sign > 0 else row["low"]
     return {
         "best_baseline": row["baseline"],
@@ -198,13 +201,13 @@ def tasks(run: Run, scored: pd.DataFrame) -> pd.DataFrame:
     """
     rows = []
     for key, part in scored.groupby(TASK, dropna=False, sort=False):
-        sign = 1 if part["higher_is_better"].iloc[0] else -1
+        sign: int = 1 if part["higher_is_better"].iloc[0] else -1
         full = part[part["label"] == run.baseline]["mean"]
         controls = part[part["variant"].isin(CONTROLS) & part["mean"].notna()]
-        row = dict(zip(TASK, key, strict=True))
+        row: dict[str, Any] = dict(zip(TASK, key, strict=True))
         row |= {"score": float(full.iloc[0]) if len(full) else np.nan, "control": None, "control_score": np.nan}
         if len(controls):
-            best = controls.loc[(sign * controls["mean"]).idxmax()]
+            best = max(rows_of(controls), key=lambda item: sign * item["mean"])
             row |= {"control": best["label"], "control_score": best["mean"]}
         row |= {"best_baseline": part["best_baseline"].iloc[0], "baseline_value": part["baseline_value"].iloc[0]}
         rivals = [value for value in (row["control_score"], row["baseline_value"]) if not np.isnan(value)]
@@ -225,7 +228,7 @@ def curves(run: Run) -> pd.DataFrame:
     """Learning curves, one row per evaluation."""
     frame = _with_task(run.of("curve"))
     rows = []
-    for record in frame.to_dict("records"):
+    for record in rows_of(frame):
         key = {column: record[column] for column in (*TASK, "label", "seed", "variant")}
         rows += [key | point for point in (record["details"] or {}).get("curve") or ()]
     points = ["step", "train_loss", "validation", "learning_rate", "seconds", "operations"]
@@ -237,7 +240,7 @@ def slices(run: Run) -> pd.DataFrame:
     frame = _with_task(run.of("accuracy"))
     frame = frame[frame["status"] == "ok"]
     rows = []
-    for record in frame.to_dict("records"):
+    for record in rows_of(frame):
         key = {column: record[column] for column in (*TASK, "label", "variant")}
         for name, values in ((record["details"] or {}).get("by_slice") or {}).items():
             for at, (correct, total) in values.items():

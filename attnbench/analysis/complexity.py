@@ -11,7 +11,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import shortest_path
 
 from attnbench.analysis.costs import arrange
-from attnbench.analysis.loading import Run
+from attnbench.analysis.loading import Run, rows_of
 
 __all__ = ["complexity", "path_length", "patterns", "reach"]
 
@@ -44,7 +44,7 @@ def complexity(run: Run, grown: pd.DataFrame) -> pd.DataFrame:
             own = forward[(forward["label"] == label) & (forward["quantity"] == quantity)]
             if len(own):
                 row[column] = own["exponent"].iloc[-1]
-                row |= own[["from_length", "to_length"]].iloc[-1].to_dict()
+                row |= rows_of(own[["from_length", "to_length"]])[-1]
         lengths = [path_length(weights) for name, weights in drawn.items() if name.removesuffix(" causal") == label]
         row["measured_path"] = max(lengths, default=np.nan)
         rows.append(row)
@@ -54,7 +54,10 @@ def complexity(run: Run, grown: pd.DataFrame) -> pd.DataFrame:
 
 
 def patterns(run: Run) -> dict[str, np.ndarray]:
-    """Who sees whom: the (n, n) weights of each label, where the run holds `patterns.npz`; `LABEL causal` is the causal form."""
+    """Who sees whom: the (n, n) weights of each label, where the run holds `patterns.npz`.
+
+    `LABEL causal` is the causal form.
+    """
     file = run.path / "patterns.npz"
     if not file.is_file():
         return {}
@@ -69,8 +72,10 @@ def _steps(weights: np.ndarray) -> np.ndarray:
 
 
 def path_length(weights: np.ndarray) -> float:
-    """The most layers that information needs between two positions that are connected at all, residual connections included; infinity
-    where some pair never meets although the pattern is not causal."""
+    """The most layers that information needs from any position to any other that may see it.
+
+    Residual connections count as seeing oneself. Infinity where some pair never meets.
+    """
     steps = _steps(weights)
     causal = not np.triu(np.asarray(weights), 1).any()
     wanted = np.tril(np.ones_like(steps, dtype=bool)) if causal else np.ones_like(steps, dtype=bool)
@@ -78,7 +83,10 @@ def path_length(weights: np.ndarray) -> float:
 
 
 def reach(weights: np.ndarray, depth: int) -> np.ndarray:
-    """The share of positions (of those before it, where the pattern is causal) that each position has heard of after `depth` layers."""
+    """The share of positions that each position has heard of after `depth` layers.
+
+    Where the pattern is causal: the share of those up to it.
+    """
     steps = _steps(weights)
     n = len(steps)
     causal = not np.triu(np.asarray(weights), 1).any()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
 import pandas as pd
 
 from attnbench.analysis.intervals import summarise
@@ -52,17 +49,17 @@ def arrange(frame: pd.DataFrame, baseline: str) -> pd.DataFrame:
     )
 
 
-def cost_table(run: Run, quantity: str, name: str, extra: Sequence[str] = ()) -> pd.DataFrame:
+def cost_table(run: Run, quantity: str, name: str) -> pd.DataFrame:
     """The table of a quantity whose value is called `name`, such as `bytes`."""
     frame = cells(run, quantity).rename(columns={"median": name})
-    return frame[[*KEYS, name, "low", "high", "n", *extra, "status", "reason", *REST]]
+    return frame[[*KEYS, name, "low", "high", "n", "status", "reason", *REST]]
 
 
 def speed(run: Run) -> pd.DataFrame:
     """Seconds with their interval over rounds, tokens per second, and whether the fixed floor dominates."""
     frame = cells(run, "speed").rename(columns={"median": "seconds"})
-    tokens = frame["batch"].astype(float) * np.where(frame["mode"] == "decode", 1.0, frame["length"].astype(float))
-    frame["tokens_per_second"] = tokens / frame["seconds"]
+    each = frame["length"].astype(float).mask(frame["mode"] == "decode", 1.0)
+    frame["tokens_per_second"] = frame["batch"].astype(float) * each / frame["seconds"]
     floors = summarise(run.usable("floor"), _MACHINE)[[*_MACHINE, "median"]]
     frame = frame.merge(floors.rename(columns={"median": "floor"}), on=_MACHINE, how="left")
     frame["at_floor"] = frame["floor"] > FLOOR_SHARE * frame["seconds"]
@@ -71,10 +68,10 @@ def speed(run: Run) -> pd.DataFrame:
 
 
 def operations_table(run: Run) -> pd.DataFrame:
-    frame = cost_table(run, "operations", "flop")
-    tokens = frame["batch"].astype(float) * frame["length"].astype(float)
-    frame.insert(frame.columns.get_loc("flop") + 1, "flop_per_token", frame["flop"] / tokens)
-    return frame
+    """Counted operations of a pass, in total and per token."""
+    frame = cells(run, "operations").rename(columns={"median": "flop"})
+    frame["flop_per_token"] = frame["flop"] / (frame["batch"] * frame["length"]).astype(float)
+    return frame[[*KEYS, "flop", "flop_per_token", "low", "high", "n", "status", "reason", *REST]]
 
 
 def rates(run: Run, seconds: pd.DataFrame, counted: pd.DataFrame) -> pd.DataFrame:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from attnbench.analysis.costs import KEYS, REST, arrange
+from attnbench.analysis.loading import rows_of
 
 __all__ = ["decisions", "task_name"]
 
@@ -18,8 +19,11 @@ def task_name(row: Mapping[str, object]) -> str:
 
 
 def decisions(tables: Mapping[str, pd.DataFrame], baseline: str) -> pd.DataFrame:
-    """One row per timed cell. `speedup` is the baseline's time over the label's; `accuracy` the mean score over all tasks measured as a
-    fraction, and `worst_accuracy` the lowest of them; both are null where a task or a seed is missing."""
+    """One row per timed cell.
+
+    `speedup` is the baseline's time over the label's; `accuracy` the mean score over all tasks measured as a fraction,
+    and `worst_accuracy` the lowest of them; both are null where a task is missing.
+    """
     on = [*KEYS, *REST]
     frame = tables["speed"][[*on, "seconds", "low", "high", "tokens_per_second", "at_floor", "status", "reason"]]
     ratio = tables["ratios"]
@@ -47,14 +51,14 @@ def decisions(tables: Mapping[str, pd.DataFrame], baseline: str) -> pd.DataFrame
 
 def _accuracy(scored: pd.DataFrame) -> pd.DataFrame:
     fractions = scored[scored["unit"].eq("fraction").fillna(False) & scored["higher_is_better"].astype(bool)]
-    task = [task_name(row) for row in fractions.to_dict("records")]
+    task = [task_name(row) for row in rows_of(fractions)]
     fractions = fractions.assign(worst_task=task)[["label", "worst_task", "mean"]]
     wanted = fractions["worst_task"].nunique()
     rows = []
     for label, part in fractions.groupby("label", sort=False):
         row = {"label": label, "accuracy": pd.NA, "worst_accuracy": pd.NA, "worst_task": None}
         if part["mean"].notna().all() and part["worst_task"].nunique() == wanted:
-            worst = part.loc[part["mean"].idxmin()]
+            worst = rows_of(part.sort_values("mean", kind="stable"))[0]
             row |= {"accuracy": part["mean"].mean(), "worst_accuracy": worst["mean"], "worst_task": worst["worst_task"]}
         rows.append(row)
     frame = pd.DataFrame(rows, columns=["label", "accuracy", "worst_accuracy", "worst_task"])

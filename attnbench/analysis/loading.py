@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 
@@ -22,6 +22,7 @@ __all__ = [
     "complete_rounds",
     "last_outcomes",
     "load",
+    "rows_of",
     "same_machine",
     "usable_records",
 ]
@@ -41,6 +42,7 @@ _VOLATILE = (
     "commit",
     "git",
     "load",
+    "rows_of",
     "time",
     "date",
     "started",
@@ -162,16 +164,18 @@ def _check_mergeable(first: Run, other: Run) -> None:
 
 def _meanings(run: Run) -> dict[str, str]:
     seen = run.frame.dropna(subset=["variant"]).drop_duplicates("label")
-    return {
-        row.label: f"{row.variant} {records.canonical(row.options or {})}"
-        for row in seen[["label", "variant", "options"]].itertuples(index=False)
-    }
+    return {row["label"]: f"{row['variant']} {records.canonical(row['options'] or {})}" for row in rows_of(seen)}
 
 
 def same_machine(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
     """What differs between two environments, less what changes from minute to minute or is the point of comparing."""
     keys = sorted(key for key in a.keys() | b.keys() if not any(word in key.lower() for word in _VOLATILE))
     return [f"{key} {a.get(key)!r} and {b.get(key)!r}" for key in keys if a.get(key) != b.get(key)]
+
+
+def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a frame as dicts by column name."""
+    return cast("list[dict[str, Any]]", frame.to_dict("records"))
 
 
 def last_outcomes(frame: pd.DataFrame) -> pd.DataFrame:

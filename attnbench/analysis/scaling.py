@@ -11,7 +11,7 @@ from scipy import stats
 
 from attnbench.analysis.costs import arrange
 from attnbench.analysis.intervals import CONFIDENCE, median_interval
-from attnbench.analysis.loading import COST, EXACT, WORK, Run, usable_records
+from attnbench.analysis.loading import COST, EXACT, WORK, Run, rows_of, usable_records
 
 __all__ = ["crossover", "crossover_of", "exponent_of", "scaling"]
 
@@ -31,7 +31,7 @@ def _series(records: pd.DataFrame, column: str) -> Iterator[tuple[dict[str, Any]
     ordered = ordered.iloc[order]
     lengths, values = ordered["length"].to_numpy(dtype=float), ordered[column].to_numpy(dtype=float)
     starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
-    firsts = ordered[[*SERIES, "variant"]].iloc[starts].to_dict("records")
+    firsts = rows_of(ordered[[*SERIES, "variant"]].iloc[starts])
     ends = np.append(starts[1:], len(ordered))[: len(starts)]
     for first, start, end in zip(firsts, starts, ends, strict=True):
         distinct, at, counts = np.unique(lengths[start:end], return_index=True, return_counts=True)
@@ -84,8 +84,10 @@ def scaling(run: Run, seconds: pd.DataFrame) -> pd.DataFrame:
 
 
 def crossover_of(lengths: np.ndarray, ratios: np.ndarray) -> float:
-    """The length from which the ratio stays below 1, by straight lines between logarithms: 0 where it always does, infinity where it
-    does not at the last length."""
+    """The length from which the ratio stays below 1, by straight lines between logarithms.
+
+    0 where it always does, infinity where it does not at the last length.
+    """
     behind = np.flatnonzero(ratios >= 1)
     if len(behind) == 0:
         return 0.0
@@ -100,8 +102,8 @@ def crossover_of(lengths: np.ndarray, ratios: np.ndarray) -> float:
 def crossover(run: Run, pairs: Mapping[str, pd.DataFrame], outcomes: pd.DataFrame) -> pd.DataFrame:
     """Where each label overtakes the baseline, with an interval over rounds; an open end of the interval is null.
 
-    `verdict` is one of: crosses; always ahead; not reached up to N; level (no length's ratio differs from 1 with certainty); and
-    ahead from N, where the baseline failed (it did not survive to be overtaken).
+    `verdict` is one of: crosses; always ahead; not reached up to N; level (no length's ratio differs from 1 with
+    certainty); and ahead from N, where the baseline failed (it did not survive to be overtaken).
     """
     survivals = _survivals(run, outcomes)
     rows = []
@@ -156,5 +158,5 @@ def _survivals(run: Run, outcomes: pd.DataFrame) -> dict[tuple[Any, ...], tuple[
             int(row["length_lost"]),
             f"ahead from {row['length_lost']}, where {run.baseline} ends in {row['status']}",
         )
-        for row in both.to_dict("records")
+        for row in rows_of(both)
     }

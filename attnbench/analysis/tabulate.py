@@ -20,8 +20,7 @@ __all__ = ["tables", "write_tables"]
 
 
 def tables(run: Run) -> dict[str, pd.DataFrame]:
-    """Every table of a run by its name: speed, memory, resident, operations, state, rates, compile, ratios, scaling, crossover,
-    accuracy, scores, baselines, tasks, curves, slices, decisions, complexity, outcomes. One that has no rows is there, empty."""
+    """Every table of a run by its name; one that has no rows is there, empty."""
     timed, counted, failed = speed(run), operations_table(run), outcomes(run)
     pairs = all_pairs(run)
     trained, beside = scoring.scores(run), scoring.baselines(run)

@@ -139,7 +139,7 @@ class Synthesizer(Variant):
         if kind == "factorised-random":
             return (self.row_factors[:, :n] @ self.column_factors[:, :n].transpose(-1, -2))[None]
         if kind == "dot":
-            return q @ k.transpose(-1, -2) * self.head_dim**-0.5
+            return (q * self.head_dim**-0.5) @ k.transpose(-1, -2)  # scaled first, lest half precision overflow
         return (self.random if kind == "random" else self.fixed_random)[None, :, :n, :n]
 
     def dense_weights(self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None, **streams: Tensor) -> Tensor:
@@ -149,7 +149,8 @@ class Synthesizer(Variant):
             visible = visible.tril()
         if key_mask is not None:
             visible = visible & key_mask[:, None, None, :]
-        scores = torch.where(visible, self._logits(q, k, n, **streams).exp(), 0)
+        logits = self._logits(q, k, n, **streams)
+        scores = torch.where(visible, (logits - logits.amax(dim=-1, keepdim=True)).exp(), 0)
         total = scores.sum(dim=-1, keepdim=True)
         weights = scores / torch.where(total == 0, 1, total)
         return weights.expand(batch, -1, -1, -1).to(k.dtype)

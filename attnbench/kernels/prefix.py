@@ -1,0 +1,250 @@
+"""Linear attention by running sums: causal or not, one pass over the sequence in chunks, in linear time and memory.
+
+With weights phi(q_i) . phi(k_j) 2^(s_j) the keys and values enter an output only through the sums
+
+    S = sum_j phi(k_j) 2^(s_j - top) [v_j, 1]      (features, e + 1)
+
+where the last column is the normaliser and `top` the largest scale so far. Every pass is a list of steps, each with a chunk of
+keys to take into the sums, a chunk of queries to read them, or, where causal, both: then the queries read the sums as they were
+before, and the keys of their own chunk through an explicit triangle. Queries and keys are saved, their features are not:
+backward computes them again, chunk by chunk.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from attnbench.kernels.features import feature_map
+from attnbench.kernels.sums import Keys, Queries, Sums, absorb, read, read_backward, sums_backward
+
+__all__ = ["Sums", "explicit_weights", "extend", "linear_attention"]
+
+CAUSAL_CHUNK, CHUNK = 128, 512
+Step = tuple[slice | None, slice | None]  # keys to take in, queries that read
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    feature: str = "elu",
+    projection: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    causal: bool = False,
+) -> tuple[Tensor, Sums]:
+    """Attention whose weights are products of features.
+
+    out_i = sum_j w_ij v_j / sum_j w_ij,    w_ij = phi(q_i) . phi(k_j), j real and, where causal, not later than i
+
+    Args:
+        q: (batch, heads, n_q, d).
+        k: (batch, heads, n_k, d).
+        v: (batch, heads, n_k, e).
+        feature: name of the map phi: "elu", "relu" or "random".
+        projection: (features, d), for "random".
+        key_mask: (batch, n_k) bool, True = a real key. What it hides must still be finite.
+        causal: with n_q != n_k the last query sees every key.
+
+    Returns:
+        out (batch, heads, n_q, e) in v's dtype, zero where no weight is above zero, and the sums over all keys, from which
+        `extend` goes on. Sums are in float32, or float64 for double inputs. Gradients flow through out alone.
+    """
+    with torch.autocast(q.device.type, enabled=False):
+        out, _, total, top = _forward(q, k, v, key_mask, projection, feature, causal)
+    return out, Sums(total, top)
+
+
+def extend(
+    sums: Sums, q: Tensor, k: Tensor, v: Tensor, *, feature: str = "elu", projection: Tensor | None = None
+) -> tuple[Tensor, Sums]:
+    """The output of one more token (n_q = n_k = 1) that sees itself and all before it, and the sums with it."""
+    phi = feature_map(feature, projection, sums.total.dtype)
+    with torch.autocast(q.device.type, enabled=False):
+        sums = absorb(sums.flat(), Keys.load(phi, k, v, None))
+        out, _ = _normalised(read(sums, Queries.load(phi, q), None))
+    return out.unflatten(0, q.shape[:2]).to(v.dtype), sums.unflat(*q.shape[:2])
+
+
+def explicit_weights(queries: Tensor, keys: Tensor, *, key_mask: Tensor | None = None, causal: bool = False) -> Tensor:
+    """The same weights in full, (batch, heads, n_q, n_k), from features (batch, heads, n, features): the slow statement."""
+    weights = queries @ keys.mT
+    if causal:
+        weights = weights.tril(keys.shape[2] - queries.shape[2])
+    if key_mask is not None:
+        weights = weights * key_mask[:, None, None, :]
+    divisor = weights.sum(dim=-1, keepdim=True)
+    return weights / divisor.masked_fill(divisor == 0, torch.inf)
+
+
+def _steps(n_q: int, n_k: int, causal: bool) -> list[Step]:
+    if not causal:
+        reads: list[Step] = [(None, chunk) for chunk in _chunks(0, n_q, CHUNK)]
+        return [(chunk, None) for chunk in _chunks(0, n_k, CHUNK)] + reads
+    earlier = max(0, n_k - n_q)  # keys before the first query's own; queries before the first key have no step
+    own = [(keys, slice(keys.start + n_q - n_k, keys.stop + n_q - n_k)) for keys in _chunks(earlier, n_k, CAUSAL_CHUNK)]
+    return [*((chunk, None) for chunk in _chunks(0, earlier, CHUNK)), *own]
+
+
+def _chunks(start: int, stop: int, size: int) -> list[slice]:
+    return [slice(at, min(at + size, stop)) for at in range(start, stop, size)]
+
+
+def _normalised(summed: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs, and the divisors of the rows: infinite where no weight is above zero, which makes output and gradient zero."""
+    divisor = summed[..., -1:]
+    divisor = divisor.masked_fill(divisor == 0, torch.inf)
+    return summed[..., :-1] / divisor, divisor
+
+
+def _unnormalised(grad: Tensor, out: Tensor, divisor: Tensor) -> Tensor:
+    """Backward of `_normalised`: the gradient of [numerator, divisor]."""
+    grad, out = (x.flatten(0, 1).to(divisor.dtype) for x in (grad, out))
+    scaled = torch.empty(*grad.shape[:2], grad.shape[2] + 1, dtype=divisor.dtype, device=divisor.device)
+    torch.div(grad, divisor, out=scaled[..., :-1])
+    scaled[..., -1] = -(scaled[..., :-1] * out).sum(dim=-1)
+    return scaled
+
+
+def _like_tokens(x: Tensor, n: int, width: int) -> Tensor:
+    """An empty (batch, heads, n, width) that lies in memory as (batch, n, heads, width): joining heads then copies nothing."""
+    return x.new_empty(x.shape[0], n, x.shape[1], width).transpose(1, 2)
+
+
+def _accumulator(q: Tensor) -> torch.dtype:
+    return torch.promote_types(q.dtype, torch.float32)
+
+
+def _load_keys(phi: Any, k: Tensor, v: Tensor, key_mask: Tensor | None, rows: slice | None) -> Keys | None:
+    if rows is None:
+        return None
+    return Keys.load(phi, k[:, :, rows], v[:, :, rows], None if key_mask is None else key_mask[:, rows])
+
+
+@torch.library.custom_op("attnbench::linear_attention", mutates_args=())
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, projection: Tensor | None, feature: str, causal: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    (batch, heads, n_q, d), n_k, e, acc = q.shape, k.shape[2], v.shape[3], _accumulator(q)
+    phi = feature_map(feature, projection, acc)
+    sums = Sums.empty(q.new_empty(0, dtype=acc), batch * heads, phi.width(d), e + 1)
+    out, divisors = _like_tokens(v, n_q, e), q.new_empty(batch * heads, n_q, 1, dtype=acc)
+    for key_rows, query_rows in _steps(n_q, n_k, causal):
+        keys = _load_keys(phi, k, v, key_mask, key_rows)
+        if query_rows is not None:
+            summed = read(sums, Queries.load(phi, q[:, :, query_rows]), keys)
+            mixed, divisors[:, query_rows] = _normalised(summed)
+            out[:, :, query_rows] = mixed.unflatten(0, (batch, heads))
+        if keys is not None:
+            sums = absorb(sums, keys)
+    if causal and n_q > n_k:
+        out[:, :, : n_q - n_k] = 0
+        divisors[:, : n_q - n_k] = torch.inf
+    return out, divisors, *sums.unflat(batch, heads)
+
+
+@_forward.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, projection: Tensor | None, feature: str, causal: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    (batch, heads, n_q, d), e, acc = q.shape, v.shape[3], _accumulator(q)
+    features = d if projection is None else projection.shape[0]
+    return (
+        _like_tokens(v, n_q, e),
+        q.new_empty(batch * heads, n_q, 1, dtype=acc),
+        q.new_empty(batch, heads, features, e + 1, dtype=acc),
+        q.new_empty(batch, heads, dtype=acc),
+    )
+
+
+@torch.library.custom_op("attnbench::linear_attention_backward", mutates_args=())
+def _backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    projection: Tensor | None,
+    feature: str,
+    causal: bool,
+    out: Tensor,
+    divisors: Tensor,
+    total: Tensor,
+    top: Tensor,
+    grad: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    batch, heads, n_q, _ = q.shape
+    phi = feature_map(feature, projection, divisors.dtype)
+    steps = _steps(n_q, k.shape[2], causal)
+    states = [Sums(total, top).flat()] * (len(steps) + 1)
+    if causal:  # every step read sums of its own
+        states[0] = Sums.empty(divisors, batch * heads, *states[-1].total.shape[1:])
+        for at, (rows, _) in enumerate(steps[:-1]):
+            states[at + 1] = absorb(states[at], _load_keys(phi, k, v, key_mask, rows))
+    dq, dk, dv = (_like_tokens(x, *x.shape[2:]) for x in (q, k, v))
+    dsums = torch.zeros_like(states[-1].total)
+    for at in reversed(range(len(steps))):
+        key_rows, query_rows = steps[at]
+        keys, before = _load_keys(phi, k, v, key_mask, key_rows), states[at]
+        dkeys = dvalues = None
+        if keys is not None:
+            dkeys, dvalues, dsums = sums_backward(dsums, keys, before, states[at + 1])
+        if query_rows is not None:
+            queries = Queries.load(phi, q[:, :, query_rows])
+            gradient = _unnormalised(grad[:, :, query_rows], out[:, :, query_rows], divisors[:, query_rows])
+            dqueries, dsums = read_backward(gradient, before, queries, keys, dkeys, dvalues, dsums)
+            dq[:, :, query_rows] = phi.queries_backward(queries.x, queries.phi, dqueries).unflatten(0, (batch, heads))
+        if keys is not None and dvalues is not None:
+            dk[:, :, key_rows] = phi.keys_backward(keys.x, keys.phi, dkeys).unflatten(0, (batch, heads))
+            dv[:, :, key_rows] = dvalues[..., :-1].unflatten(0, (batch, heads))
+    if causal:
+        dq[:, :, : max(0, n_q - k.shape[2])] = 0
+    return dq, dk, dv if key_mask is None else dv.mul_(key_mask[:, None, :, None])
+
+
+@_backward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _like_tokens(q, *q.shape[2:]), _like_tokens(k, *k.shape[2:]), _like_tokens(v, *v.shape[2:])
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, ctx.feature, ctx.causal = inputs
+    ctx.save_for_backward(*tensors, *output)
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx: Any, grad: Tensor | None, *unused: Any) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return (None,) * 7
+    *inputs, out, divisors, total, top = ctx.saved_tensors
+    with torch.autocast(grad.device.type, enabled=False):
+        gradients = _backward(*inputs, ctx.feature, ctx.causal, out, divisors, total, top, grad)
+    return *gradients, None, None, None, None
+
+
+_forward.register_autograd(_gradients, setup_context=_setup)
+
+
+def _products(q: Any, k: Any, v: Any, projection: Any, causal: bool) -> tuple[int, int, int]:
+    """Multiply-adds of the features, of sums taken in and read, and of the triangles inside chunks."""
+    (batch, heads, n_q, d), n_k, width = q, k[2], v[3] + 1
+    features = d if projection is None else projection[0]
+    mapped = 0 if projection is None else (n_q + n_k) * features * d
+    inside = sum((keys.stop - keys.start) ** 2 for keys, queries in _steps(n_q, n_k, causal) if keys and queries)
+    return tuple(batch * heads * x for x in (mapped, (n_q + n_k) * features * width, inside * (features + width)))  # type: ignore[return-value]
+
+
+@register_flop_formula(torch.ops.attnbench.linear_attention)
+def _flops(q: Any, k: Any, v: Any, key_mask: Any, projection: Any, feature: str, causal: bool, **kwargs: Any) -> int:
+    return 2 * sum(_products(q, k, v, projection, causal))
+
+
+@register_flop_formula(torch.ops.attnbench.linear_attention_backward)
+def _backward_flops(
+    q: Any, k: Any, v: Any, key_mask: Any, projection: Any, feature: str, causal: bool, *rest: Any, **kwargs: Any
+) -> int:
+    mapped, summed, inside = _products(q, k, v, projection, causal)
+    return 2 * (2 * mapped + 2 * summed + 3 * inside)

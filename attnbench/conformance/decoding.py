@@ -23,7 +23,7 @@ def decode(variant: Variant, prompt: Inputs, steps: Inputs) -> tuple[Tensor, Ten
     return out, torch.cat(outputs, dim=2)
 
 
-@promise("decoding")
+@promise("decoding-steps")
 def decoding(subject: Subject) -> None:
     """A prompt's `prefill` and one `step` per further token give what the forward pass over them all gives."""
     require(subject.supports.decode and subject.causal, "does not decode token by token")

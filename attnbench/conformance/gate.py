@@ -63,7 +63,7 @@ def relied_on(subject: Subject, *, quantity: str, mode: str) -> list[str]:
         names += ["batch-independence", "state-dict", "padding-content"]
         names += ["strict-causality-masked"] if subject.causal else []
     if mode == "decode" or quantity == "state":
-        names.append("decoding")
+        names.append("decoding-steps")
     if quantity in ("speed", "memory", "operations", "resident"):
         names.append("no-dense-tensor")
     return names

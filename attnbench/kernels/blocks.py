@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from attnbench.kernels.pieces import LOG2_E, Part, accumulator, attend, attend_backward, bounded
+from attnbench.kernels.pieces import accumulator, attend, attend_backward, bounded, piece_bytes, transposed
 
 __all__ = ["block_attention"]
-
-PIECE_BYTES = {"cpu": 2**21}  # scores of a piece: about what the cores' own caches hold
-DEVICE_BYTES = 2**27
 
 
 def block_attention(
@@ -67,58 +65,68 @@ def _flat_mask(mask: Tensor, lead: torch.Size, n_q: int, n_k: int) -> Tensor:
     return mask.expand(*lead, rows, n_k).reshape(-1, rows, n_k)
 
 
+@dataclass
 class _Hidden:
-    """A bool mask over a piece, held as factors for weights."""
+    """A bool mask (1 or c, T or 1, W) over a piece."""
 
-    def __init__(self, mask: Tensor, dtype: torch.dtype) -> None:
-        self.mask, self.dtype = mask, dtype
+    mask: Tensor
 
     def zero_(self, weights: Tensor) -> None:
-        weights.mul_(self.mask.to(self.dtype))
+        weights.mul_(self.mask.mT.to(weights.dtype))
 
     def exclude_(self, scores: Tensor) -> None:
-        scores.masked_fill_(~self.mask, -torch.inf)
+        scores.masked_fill_(~self.mask.mT, -torch.inf)
+
+
+@dataclass
+class _Own:
+    """The keys of a run of blocks."""
+
+    k: Tensor
+    v: Tensor
+    blocks: slice
+    masks: list[_Hidden]
+    weights: Tensor
+    scratch: Tensor
+
+    def accumulate(self, total: Tensor, weights: Tensor, rows: Tensor) -> None:
+        total[self.blocks].baddbmm_(weights, rows)
 
 
 def _pieces(blocks: int, n_q: int, n_k: int, x: Tensor) -> Iterator[tuple[slice, slice]]:
     """Runs of blocks, or of the rows of one block, whose scores fit in the budget."""
-    room = PIECE_BYTES.get(x.device.type, DEVICE_BYTES) // accumulator(x.dtype).itemsize
-    rows = max(1, min(n_q, room // n_k))
-    count = max(1, room // (rows * n_k)) if rows == n_q else 1
+    room = piece_bytes(x.device) // accumulator(x.dtype).itemsize
+    rows = max(1, min(n_q, room // max(n_k, 1)))
+    count = max(1, room // max(rows * n_k, 1)) if rows == n_q else 1
     for block in range(0, blocks, count):
         for row in range(0, n_q, rows):
             yield slice(block, min(block + count, blocks)), slice(row, min(row + rows, n_q))
 
 
-def _mask_of(mask: Tensor | None, blocks: slice, rows: slice, dtype: torch.dtype) -> _Hidden | None:
-    if mask is None:
-        return None
-    mask = mask if mask.shape[0] == 1 else mask[blocks]
-    return _Hidden(mask if mask.shape[1] == 1 else mask[:, rows], dtype)
-
-
-def _buffer(x: Tensor, n_k: int, pieces: list[tuple[slice, slice]]) -> Tensor:
-    largest = max(((b.stop - b.start) * (r.stop - r.start) for b, r in pieces), default=0)
-    return torch.empty(largest * n_k, dtype=accumulator(x.dtype), device=x.device)
+def _parts(k: Tensor, v: Tensor, mask: Tensor | None, n_q: int, buffers: int) -> Iterator[tuple[slice, slice, _Own]]:
+    """Every piece with its keys, all in turn over the same buffers."""
+    (blocks, n_k, _), acc = k.shape, accumulator(k.dtype)
+    pieces = list(_pieces(blocks, n_q, n_k, k))
+    largest = max(((b.stop - b.start) * (r.stop - r.start) * n_k for b, r in pieces), default=0)
+    spaces = [k.new_empty(largest, dtype=acc) for _ in range(buffers)]
+    for block, row in pieces:
+        shape = block.stop - block.start, n_k, row.stop - row.start
+        masks = []
+        if mask is not None:
+            seen = mask if mask.shape[0] == 1 else mask[block]
+            masks.append(_Hidden(seen if seen.shape[1] == 1 else seen[:, row]))
+        views = [space[: math.prod(shape)].view(shape) for space in spaces]
+        yield block, row, _Own(k[block].to(acc), v[block].to(acc), block, masks, views[0], views[-1])
 
 
 @torch.library.custom_op("attnbench::block_attention", mutates_args=())
 def _forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    (blocks, n_q, _), (n_k, e), acc = q.shape, v.shape[1:], accumulator(q.dtype)
-    out, lse = v.new_empty(blocks, n_q, e), q.new_empty(blocks, n_q, 1, dtype=acc)
-    pieces = list(_pieces(blocks, n_q, n_k, q))
-    buffer, safe = _buffer(q, n_k, pieces), bounded(q, k, scale)
-    for block, row in pieces:
-        tile = q[block, row].to(acc) * (scale * LOG2_E)
-        count, rows, _ = tile.shape
-        weights = buffer[: count * rows * n_k].view(count, rows, n_k)
-        part = Part(k[block].to(acc), v[block].to(acc), _mask_of(mask, block, row, acc), weights)
-        target = out[block, row]
-        direct = target if target.dtype == acc and target.is_contiguous() else torch.empty_like(target, dtype=acc)
-        lse[block, row] = attend(tile, [part], direct, safe)
-        if direct is not target:
-            target.copy_(direct)
-    return out, lse.squeeze(-1).div_(LOG2_E)
+    out = v.new_empty(*q.shape[:2], v.shape[-1])
+    lse = q.new_empty(q.shape[:2], dtype=accumulator(q.dtype))
+    safe = bounded(q, k, scale)
+    for block, row, part in _parts(k, v, mask, q.shape[1], 1):
+        lse[block, row] = attend(transposed(q[block, row], scale), [part], out[block, row], safe)
+    return out, lse
 
 
 @_forward.register_fake
@@ -131,25 +139,13 @@ def _(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> tup
 def _backward(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, lse: Tensor, grad: Tensor, delta: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    (blocks, n_q, _), n_k, acc = q.shape, k.shape[1], accumulator(q.dtype)
-    dq = torch.empty_like(q, memory_format=torch.contiguous_format)
-    dk, dv = (torch.zeros_like(x, dtype=acc, memory_format=torch.contiguous_format) for x in (k, v))
-    pieces = list(_pieces(blocks, n_q, n_k, q))
-    buffers, safe = [_buffer(q, n_k, pieces) for _ in range(2)], bounded(q, k, scale)
-    for block, row in pieces:
-        tile = q[block, row].to(acc) * (scale * LOG2_E)
-        count, rows, _ = tile.shape
-        weights, scratch = (x[: count * rows * n_k].view(count, rows, n_k) for x in buffers)
-        part = Part(k[block].to(acc), v[block].to(acc), _mask_of(mask, block, row, acc), weights)
-        statistics = (x[block, row, None] for x in (lse * LOG2_E, delta))
-        log_sum, row_delta = statistics
-        tile_dq, [(tile_dk, tile_dv)] = attend_backward(
-            tile, [part], log_sum, grad[block, row].to(acc), row_delta, safe, [scratch]
-        )
-        dq[block, row] = tile_dq.mul_(scale)
-        dk[block] += tile_dk
-        dv[block] += tile_dv
-    return dq, dk.div_(LOG2_E).to(k.dtype), dv.to(v.dtype)
+    dq, acc, safe = q.new_empty(q.shape), lse.dtype, bounded(q, k, scale)
+    dk, dv = (x.new_zeros(x.shape, dtype=acc) for x in (k, v))
+    for block, row, part in _parts(k, v, mask, q.shape[1], 2):
+        tile, tile_grad = transposed(q[block, row], scale), grad[block, row].to(acc)
+        rows = attend_backward(tile, [part], lse[block, row], tile_grad, delta[block, row], safe, dk, dv)
+        torch.mul(rows, scale, out=dq[block, row])
+    return dq, dk.to(k.dtype), dv.to(v.dtype)
 
 
 @_backward.register_fake

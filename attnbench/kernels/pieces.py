@@ -1,44 +1,45 @@
 """The arithmetic of one cache-sized piece, forward and backward: what every kernel of this package goes through.
 
-A piece is a batch of tiles: c tiles of T queries, and for each tile one or more *parts*, sets of keys seen under one softmax.
-Weights are powers of two, whose exponents are scores times log2(e): exp2 is several times faster than exp on a CPU.
+A piece is a batch of c tiles of T queries. Each tile sees one or more *parts*, disjoint sets of W keys, under one softmax.
+Scores lie transposed, keys by queries (c, W, T): both products with keys then read their operands in memory order, which is
+what small matrix products on a CPU are most sensitive to.
 
 Where no score can exceed `LIMIT` in magnitude (Cauchy-Schwarz on the norms of q and k), neither overflow nor underflow is
-possible, and the row maximum needs no look-up. Elsewhere it is subtracted as usual.
+possible, and the row maximum need not be looked up. Elsewhere it is subtracted as usual.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-__all__ = ["LIMIT", "LOG2_E", "Mask", "Part", "accumulator", "attend", "attend_backward", "bounded"]
+__all__ = ["LIMIT", "Mask", "Part", "accumulator", "attend", "attend_backward", "bounded", "piece_bytes", "transposed"]
 
-LOG2_E = math.log2(math.e)
-LIMIT = 64.0  # 2^64 times 2^16 keys times large values is far from overflow; 2^-64 times small values, from underflow
+LIMIT = 44.0  # e^44 summed over a million keys times large values is far from overflow, e^-44 times small ones from underflow
 
 
 class Mask(Protocol):
-    """What a part hides: as zeros among the weights, or as -inf among the scores."""
+    """What a part hides: as zeros among the weights, or as -inf among the scores (both (c, W, T))."""
 
     def zero_(self, weights: Tensor) -> None: ...
 
     def exclude_(self, scores: Tensor) -> None: ...
 
 
-@dataclass
-class Part:
-    """Keys of a piece: k (c, W, d), v (c, W, e), an optional mask, and a buffer (c, T, W) for scores and weights."""
+class Part(Protocol):
+    """A set of keys of a piece: k (c, W, d) and v (c, W, e) in the accumulating dtype, and two buffers (c, W, T)."""
 
     k: Tensor
     v: Tensor
-    mask: Mask | None
+    masks: Sequence[Mask]
     weights: Tensor
+    scratch: Tensor
+
+    def accumulate(self, total: Tensor, weights: Tensor, rows: Tensor) -> None:
+        """Adds weights (c, W, T) @ rows (c, T, d) to the gradient `total` at the places of this part's keys."""
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
@@ -46,77 +47,100 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def piece_bytes(device: torch.device) -> int:
+    """How large the scores of one piece may be: on a CPU what its caches hold, elsewhere what keeps the device busy."""
+    return 2**22 if device.type == "cpu" else 2**27
+
+
 def bounded(q: Tensor, k: Tensor, scale: float) -> bool:
     """Whether no product of a query and a key can leave the range in which the row maximum may stay unsubtracted."""
     if q.device.type != "cpu":  # the answer would stall the device for longer than the maximum takes
         return False
     longest = [torch.linalg.vector_norm(x, dim=-1, dtype=accumulator(x.dtype)).max() for x in (q, k)]
-    return bool(longest[0] * longest[1] * scale * LOG2_E <= LIMIT)
+    return bool(longest[0] * longest[1] * abs(scale) <= LIMIT)
+
+
+def transposed(q: Tensor, scale: float) -> Tensor:
+    """scale * q, laid out (c, d, T) in memory."""
+    q = q.to(accumulator(q.dtype))
+    return torch.mul(q.mT, scale, out=q.new_empty(q.shape[0], q.shape[2], q.shape[1]))
 
 
 def attend(q: Tensor, parts: Sequence[Part], out: Tensor, safe: bool) -> Tensor:
-    """Writes the attention of q (c, T, d), scaled by scale * log2(e), into out (c, T, e); returns log2 of the sums (c, T, 1)."""
-    for part in parts:
-        torch.bmm(q, part.k.mT, out=part.weights)
-    top = None if safe else _exclude(parts)
+    """Writes the attention of q (c, d, T), already scaled, into out (c, T, e); returns the log of the sums (c, T)."""
+    top = _scores(q, parts, safe)
     total = None
     for part in parts:
-        if top is not None:
-            part.weights.sub_(top)
-        part.weights.exp2_()
-        if top is None and part.mask is not None:
-            part.mask.zero_(part.weights)
-        summed = part.weights.sum(dim=-1, keepdim=True)
+        _weights(part, top)
+        summed = part.weights.sum(dim=1, keepdim=True)
         total = summed if total is None else total.add_(summed)
-    assert total is not None
-    lse = total.log2() if top is None else total.log2().add_(top)
-    torch.bmm(parts[0].weights, parts[0].v, out=out)
+    mixed = torch.bmm(parts[0].weights.mT, parts[0].v)
     for part in parts[1:]:
-        out.baddbmm_(part.weights, part.v)
-    out.div_(total.masked_fill_(total == 0, 1))
-    return lse
+        mixed.baddbmm_(part.weights.mT, part.v)
+    assert total is not None
+    lse = total.log() if top is None else total.log().add_(top)
+    torch.div(mixed, total.masked_fill_(total == 0, 1).mT, out=out)
+    return lse.squeeze(1)
 
 
 def attend_backward(
-    q: Tensor, parts: Sequence[Part], lse: Tensor, grad: Tensor, delta: Tensor, safe: bool, scratch: Sequence[Tensor]
-) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-    """Gradients of one piece: (dq, [(dk, dv) per part]), with respect to the scores' natural exponents.
+    q: Tensor,
+    parts: Sequence[Part],
+    lse: Tensor,
+    grad: Tensor,
+    delta: Tensor,
+    safe: bool,
+    dk: Tensor,
+    dv: Tensor,
+) -> Tensor:
+    """Adds one piece's gradients to dk and dv, and returns dq (c, T, d) but for the factor `scale`.
 
-    lse (c, T, 1) as `attend` returned it, grad (c, T, e) of out, delta (c, T, 1) the row sums of grad * out less the gradient
-    of lse, scratch a second buffer (c, T, W) per part. dq and dk still lack the factors that belong to the scaling of q.
+    q (c, d, T) as `attend` took it, lse (c, T) as it returned it, grad (c, T, e) of out, and delta (c, T), the row sums of
+    grad * out less the gradient of lse.
     """
-    for part in parts:
-        torch.bmm(q, part.k.mT, out=part.weights)
+    lse, delta = lse[:, None], delta[:, None]
+    seen = lse > -torch.inf
     if safe:  # weights stay unnormalised, and the smaller grad carries the row's factor
-        factor = torch.exp2(-lse).masked_fill_(lse == -torch.inf, 0)
-        grad, delta = grad * factor, delta * factor
+        _scores(q, parts, safe)
+        top, factor = None, torch.where(seen, (-lse).exp(), 0)
+        grad, delta = grad * factor.mT, delta * factor
     else:
-        top = lse.masked_fill(lse == -torch.inf, 0)
-    dq, others = None, []
-    for part, buffer in zip(parts, scratch, strict=True):
-        if not safe:
-            if part.mask is not None:
-                part.mask.exclude_(part.weights)
-            part.weights.sub_(top)
-        part.weights.exp2_()
-        if safe and part.mask is not None:
-            part.mask.zero_(part.weights)
-        dv = torch.bmm(part.weights.mT, grad)
-        torch.bmm(grad, part.v.mT, out=buffer)
-        buffer.sub_(delta).mul_(part.weights)
-        others.append((torch.bmm(buffer.mT, q), dv))
-        dq = torch.bmm(buffer, part.k) if dq is None else dq.baddbmm_(buffer, part.k)
+        for part in parts:
+            torch.bmm(part.k, q, out=part.weights)
+            for mask in part.masks:
+                mask.exclude_(part.weights)
+        top = torch.where(seen, lse, 0)
+    rows, grad_t, dq = q.mT, transposed(grad, 1.0), None
+    for part in parts:
+        _weights(part, top)
+        part.accumulate(dv, part.weights, grad)
+        torch.bmm(part.v, grad_t, out=part.scratch)
+        part.scratch.sub_(delta).mul_(part.weights)
+        part.accumulate(dk, part.scratch, rows)
+        dq = torch.bmm(part.scratch.mT, part.k) if dq is None else dq.baddbmm_(part.scratch.mT, part.k)
     assert dq is not None
-    return dq, others
+    return dq
 
 
-def _exclude(parts: Sequence[Part]) -> Tensor:
-    """Puts what is hidden to -inf and returns the row maxima, 0 where nothing is visible."""
+def _scores(q: Tensor, parts: Sequence[Part], safe: bool) -> Tensor | None:
+    """Writes all scores; where a maximum is needed, hides what is masked and returns the maxima (0 where all is hidden)."""
     top = None
     for part in parts:
-        if part.mask is not None:
-            part.mask.exclude_(part.weights)
-        highest = part.weights.amax(dim=-1, keepdim=True)
+        torch.bmm(part.k, q, out=part.weights)
+        if safe:
+            continue
+        for mask in part.masks:
+            mask.exclude_(part.weights)
+        highest = part.weights.amax(dim=1, keepdim=True)
         top = highest if top is None else torch.maximum(top, highest)
-    assert top is not None
-    return top.masked_fill_(top == -torch.inf, 0)
+    return None if top is None else top.masked_fill_(top == -torch.inf, 0)
+
+
+def _weights(part: Part, top: Tensor | None) -> None:
+    """Scores into weights, in place: hidden ones are -inf already where there is a maximum, and zeroed here where not."""
+    if top is not None:
+        part.weights.sub_(top).exp_()
+        return
+    part.weights.exp_()
+    for mask in part.masks:
+        mask.zero_(part.weights)

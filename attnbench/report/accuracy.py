@@ -1,0 +1,126 @@
+"""Scores: every seed a dot, the mean with its interval, and beside them what needs no attention at all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from attnbench.analysis.decision import task_name
+from attnbench.analysis.loading import rows_of
+from attnbench.report.canvas import empty, figure, mark_point, wrap
+from attnbench.report.style import INK, SOFT, look_of, style
+
+__all__ = ["accuracy_plot"]
+
+
+def accuracy_plot(accuracy: pd.DataFrame, scores: pd.DataFrame, baselines: pd.DataFrame) -> Figure:
+    """One panel per task, from the tables of these names. A hollow dot marks a score that is not shown to be above the best
+    baseline; a dashed line is a baseline."""
+    if not len(accuracy):
+        return empty("Accuracy: nothing was trained")
+    panels = [(task_name(row), _same_task(accuracy, row), _same_task(scores, row), _same_task(baselines, row))
+              for row in rows_of(accuracy.drop_duplicates(_TASK))]  # fmt: skip
+    order = _order(accuracy)
+    columns = min(len(panels), 3)
+    lines = math.ceil(len(panels) / columns)
+    with style():
+        body = (
+            0.5 + 0.2 * len(order) + 0.12 * baselines.groupby(_TASK, dropna=False).size().max() * bool(len(baselines))
+        )
+        made = figure(2.0 + 2.75 * columns, 1.0 + lines * (body + 0.75))
+        height = made.get_figheight()
+        longest = max(len(label) for label in order)
+        left = 0.25 + 0.075 * longest
+        width = (made.get_figwidth() - left - 0.15) / columns
+        for place, panel in enumerate(panels):
+            row, column = divmod(place, columns)
+            bottom = height - 1.0 - (row + 1) * (body + 0.75) + 0.75
+            size = (left + column * width, bottom, width - 0.22, body)
+            ax = made.add_axes(
+                (size[0] / made.get_figwidth(), bottom / height, size[2] / made.get_figwidth(), body / height)
+            )
+            _panel(ax, order, *panel, names=column == 0)
+        seeds = sorted({int(count) for count in accuracy["seeds"]})
+        count = (
+            f"{seeds[0]} seed{'s' if seeds[0] != 1 else ''}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
+        )
+        note = f"{count}, each a small dot; mean with a 95 % t interval; hollow: not shown above the best baseline (dashed)"
+        if seeds == [1]:
+            note = "one seed is one seed: no interval; hollow: not above the best baseline (dashed)"
+        wrap(made, "Accuracy by variant", note)
+    return made
+
+
+_TASK = ["task", "task_options", "metric", "causal", "length"]
+
+
+def _same_task(frame: pd.DataFrame, row: Mapping[str, Any]) -> pd.DataFrame:
+    same = pd.Series(True, index=frame.index)
+    for column in _TASK:
+        missing = frame[column].isna()
+        loose = column in ("causal", "length")
+        wanted = row[column]
+        same &= (missing & (loose or pd.isna(wanted))) | (
+            (frame[column] == wanted) if not pd.isna(wanted) else missing
+        ).fillna(False)
+    return frame[same.astype(bool)]
+
+
+def _order(accuracy: pd.DataFrame) -> list[str]:
+    """Best first, by the mean rank over tasks, so that every panel has the same rows."""
+    sign = np.where(accuracy["higher_is_better"].astype(bool), 1.0, -1.0)
+    ranked = accuracy.assign(score=sign * accuracy["mean"])
+    ranked["rank"] = ranked.groupby(_TASK, dropna=False)["score"].rank(ascending=False)
+    means = ranked.groupby("label")["rank"].mean().fillna(math.inf)
+    return [str(label) for label in means.sort_values(kind="stable").index]
+
+
+def _panel(
+    ax: Axes,
+    order: list[str],
+    name: str,
+    accuracy: pd.DataFrame,
+    scores: pd.DataFrame,
+    baselines: pd.DataFrame,
+    *,
+    names: bool,
+) -> None:
+    for row in rows_of(accuracy):
+        y, look = order.index(row["label"]), look_of(row["label"])
+        if math.isnan(row["mean"]):
+            ax.text(0.02, y, row["status"], transform=ax.get_yaxis_transform(), fontsize=7.5, color=SOFT, va="center")
+            continue
+        own = scores[(scores["label"] == row["label"]) & scores["value"].notna()]["value"]
+        ax.scatter(own, [y] * len(own), s=13, color=look.colour, alpha=0.5, linewidths=0, zorder=5)
+        if not math.isnan(row["low"]):
+            ax.plot([row["low"], row["high"]], [y, y], color=look.colour, linewidth=1.4, alpha=0.7, zorder=2)
+        mark_point(ax, row["mean"], y, look, hollow=row["verdict"] in ("not above", "unclear"))
+    unit = accuracy["unit"].iloc[0]
+    bounded = unit == "fraction"
+    if bounded:
+        ax.set_xlim(-0.03, 1.03)
+    for place, row in enumerate(rows_of(baselines.sort_values("value"))):
+        ax.axvline(row["value"], color=INK, linestyle=(0, (4, 3)), linewidth=0.8, alpha=0.6, zorder=1)
+        at_right = bounded and row["value"] > 0.6
+        ax.annotate(
+            f"{row['baseline']} {row['value']:.2f}",
+            (row["value"], len(order) - 0.35 + 0.62 * place),
+            xytext=(-3 if at_right else 3, 0),
+            textcoords="offset points",
+            fontsize=7,
+            color=SOFT,
+            va="center",
+            ha="right" if at_right else "left",
+        )
+    ax.set_ylim(len(order) - 0.3 + 0.62 * max(len(baselines), 1), -0.7)
+    ax.set_yticks(range(len(order)), order if names else [""] * len(order))
+    ax.tick_params(axis="y", length=0)
+    ax.set_title(name, fontsize=9, loc="left", color=INK)
+    metric = accuracy["metric"].iloc[0]
+    ax.set_xlabel(str(metric) if bounded or pd.isna(unit) or unit == metric else f"{metric} ({unit})", fontsize=8)

@@ -2,48 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from attnbench.errors import UserError
-from attnbench.tasks import IGNORE, PAD, Batch, Task
+from attnbench.tasks import IGNORE, Batch, Task
 
-__all__ = ["Rows", "Shuffle"]
+__all__ = ["Shuffle", "Split"]
 
-CHUNK = 1024
 WIDTH_STEP = 16  # batches are cut to a multiple of this, so that their shapes, whose operations are counted, stay few
 
 
-class Rows:
-    """All examples of a split, collated once, in the smallest integer type that holds them; batches are cut out by row.
+class Split:
+    """All examples of a split in the smallest integer types that hold them; batches are cut out by row.
 
     Raises UserError where the split is empty.
     """
 
     def __init__(self, task: Task, split: str, seed: int = 0) -> None:
-        dataset: Any = task.dataset(split, seed)
-        count = len(dataset)
-        if count == 0:
+        whole = task.batch(split, seed)
+        self.count = len(whole)
+        if self.count == 0:
             raise UserError(f"task {task.name}: its {split} split is empty")
-        parts = [
-            task.collate([dataset[row] for row in range(begin, min(begin + CHUNK, count))])
-            for begin in range(0, count, CHUNK)
-        ]
-        self.count = count
-        self.answer = task.answer
-        self.inputs = _joined([part.inputs for part in parts], PAD)
-        self.key_mask = _joined([part.key_mask for part in parts], False)
-        self.targets = _joined([part.targets for part in parts], IGNORE)
-        starts = [part.decoder_inputs for part in parts if part.decoder_inputs is not None]
-        self.decoder_inputs = _joined(starts, PAD) if starts else None
-        self.slices = {name: _joined([part.slices[name] for part in parts], IGNORE) for name in parts[0].slices}
+        self.inputs, self.key_mask, self.targets = _narrow(whole.inputs), whole.key_mask, _narrow(whole.targets)
+        self.decoder_inputs = None if whole.decoder_inputs is None else _narrow(whole.decoder_inputs)
+        self.slices = {name: _narrow(values) for name, values in whole.slices.items()}
         self.padded = not bool(self.key_mask.all())
         self.widths = _reach(self.key_mask)
-        self.answer_widths = self.widths if self.answer == "tokens" else None
-        if self.answer == "sequence":
-            self.answer_widths = _reach(self.targets != IGNORE)
+        self.answer_widths = self.widths if task.answer == "tokens" else None
+        if task.answer == "sequence":
+            self.answer_widths = _reach(whole.targets != IGNORE)
 
     def batch(self, rows: Tensor) -> Batch:
         """The examples of these rows, cut to the longest of them."""
@@ -90,21 +78,15 @@ class Shuffle:
         self.generator.set_state(state["generator"])
 
 
-def _joined(parts: list[Tensor], fill: int) -> Tensor:
-    """Chunks of different widths as one tensor."""
-    if parts[0].ndim > 1:
-        width = max(part.shape[1] for part in parts)
-        parts = [torch.nn.functional.pad(part, (0, width - part.shape[1]), value=fill) for part in parts]
-    whole = torch.cat(parts)
-    if whole.dtype != torch.int64:
-        return whole
-    low, high = int(whole.min()), int(whole.max())
-    fits = (
-        kind
-        for kind in (torch.int8, torch.int16, torch.int32)
-        if torch.iinfo(kind).min <= low and high <= torch.iinfo(kind).max
-    )
-    return whole.to(next(fits, torch.int64))
+def _narrow(values: Tensor) -> Tensor:
+    """Whole numbers in the smallest type that holds them all; a long data set is read far more often than it is made."""
+    if values.dtype != torch.int64 or not values.numel():
+        return values
+    low, high = int(values.min()), int(values.max())
+    for kind in (torch.int8, torch.int16, torch.int32):
+        if torch.iinfo(kind).min <= low and high <= torch.iinfo(kind).max:
+            return values.to(kind)
+    return values
 
 
 def _reach(mask: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from attnbench.errors import UserError, nearest
 from attnbench.measure import train_checkpoint as checkpoints
 from attnbench.measure.operations import count_operations
 from attnbench.measure.recipe import Recipe
-from attnbench.measure.train_data import Rows, Shuffle
+from attnbench.measure.train_data import Shuffle, Split
 from attnbench.measure.train_model import build_model, evaluate, logits_of, optimizer_groups
 from attnbench.tasks import IGNORE, Batch, Task, create_task
 
@@ -66,7 +66,7 @@ class Loop:
         betas = (self.recipe.beta1, self.recipe.beta2)
         self.optimizer = torch.optim.AdamW(optimizer_groups(model, self.recipe.weight_decay), betas=betas, fused=fused)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=setup.dtype == "float16")
-        self.validation = Rows(self.task, "validation")
+        self.validation = Split(self.task, "validation")
         self.spent: dict[str, Any] = {"steps": 0, "tokens": 0, "seconds": 0.0, "operations": 0}
         self.losses: list[float] = []
         self.curve: list[dict[str, Any]] = []
@@ -114,7 +114,7 @@ class Loop:
         if stage == self.stage:
             return
         self.stage = stage
-        self.rows = Rows(self.stages[stage][1], "train", self.setup.seed)
+        self.rows = Split(self.stages[stage][1], "train", self.setup.seed)
         self.order = Shuffle(self.rows.count, self.recipe.batch, seed=1_000_003 * self.setup.seed + stage)
 
     # -- one step --------------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class Loop:
     def _is_better(self, score: float, best: float) -> bool:
         return score > best if self.task.higher_is_better else score < best
 
-    def score(self, rows: Rows) -> float:
+    def score(self, rows: Split) -> float:
         return evaluate(
             self.model, self.task, rows, batch=self.recipe.batch, device=self.device, precision=self.precision
         ).value

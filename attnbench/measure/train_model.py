@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from attnbench.backbone import MultiHeadAttention, Transformer
 from attnbench.errors import UserError
-from attnbench.measure.train_data import Rows
+from attnbench.measure.train_data import Split
 from attnbench.tasks import Batch, Score, Task
 
 __all__ = ["build_model", "evaluate", "evaluate_generated", "logits_of", "optimizer_groups", "parameter_counts"]
@@ -66,7 +66,7 @@ def _second(batch: Batch) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, task: Task, rows: Rows, *, batch: int, device: torch.device, precision: torch.dtype | None = None
+    model: nn.Module, task: Task, rows: Split, *, batch: int, device: torch.device, precision: torch.dtype | None = None
 ) -> Score:
     """The score on a split, in eval and with the random state as it was. No batch size changes it beyond rounding."""
     total = Score(0.0, 0)
@@ -79,7 +79,7 @@ def evaluate(
 
 @torch.no_grad()
 def evaluate_generated(
-    model: Transformer, task: Task, rows: Rows, *, batch: int, device: torch.device
+    model: Transformer, task: Task, rows: Split, *, batch: int, device: torch.device
 ) -> dict[str, float]:
     """What a sequence model writes by itself, greedily, from the start token on, against the right answer.
 

@@ -14,7 +14,7 @@ import torch
 
 from attnbench.errors import UserError
 from attnbench.measure.recipe import Recipe
-from attnbench.measure.train_data import Rows
+from attnbench.measure.train_data import Split
 from attnbench.measure.train_loop import Loop, Setup, Watcher
 from attnbench.measure.train_model import evaluate, evaluate_generated, parameter_counts
 
@@ -141,7 +141,7 @@ def _test(loop: Loop) -> dict[str, Any]:
     assert loop.best is not None
     last = {name: value.clone() for name, value in loop.model.state_dict().items()}
     loop.model.load_state_dict(loop.best["state"])
-    rows = Rows(loop.task, "test")
+    rows = Split(loop.task, "test")
     where: dict[str, Any] = {"batch": loop.recipe.batch, "device": loop.device}
     score = evaluate(loop.model, loop.task, rows, precision=loop.precision, **where)
     test = {

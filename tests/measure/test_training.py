@@ -19,7 +19,7 @@ from attnbench import Unsupported
 from attnbench.errors import UserError
 from attnbench.measure.recipe import Recipe
 from attnbench.measure.train_checkpoint import load, restore
-from attnbench.measure.train_data import Rows
+from attnbench.measure.train_data import Split
 from attnbench.measure.train_model import evaluate
 from attnbench.measure.training import Setup, Training, choose_rate, train
 from attnbench.tasks import Item, Task, base, register_task
@@ -213,7 +213,7 @@ module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 module.register_task("tiny-previous")(module.Previous)
 model, task = module.restore({str(path)!r})
-print(module.evaluate(model, task, module.Rows(task, "test"), batch=16, device=module.torch.device("cpu")).value)
+print(module.evaluate(model, task, module.Split(task, "test"), batch=16, device=module.torch.device("cpu")).value)
 """
     environment = os.environ | {"PYTHONHASHSEED": "77", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, env=environment, check=False)
@@ -228,7 +228,7 @@ def test_validation_chooses_the_weights(tmp_path: Path) -> None:
     assert result.validation == max(values)
     assert result.best_step == 10 * (values.index(max(values)) + 1)
     model, task = restore(path)
-    again = evaluate(model, task, Rows(task, "validation"), batch=16, device=torch.device("cpu"))
+    again = evaluate(model, task, Split(task, "validation"), batch=16, device=torch.device("cpu"))
     assert again.value == result.validation
 
 
@@ -237,7 +237,7 @@ def test_validation_chooses_the_weights(tmp_path: Path) -> None:
 def test_no_batch_size_changes_a_score(task: str, batch: int, tmp_path: Path) -> None:
     trained(task, causal=task != "tiny-first", checkpoint=tmp_path / "model.pt")
     model, made = restore(tmp_path / "model.pt")
-    rows = Rows(made, "test")
+    rows = Split(made, "test")
     score = evaluate(model, made, rows, batch=batch, device=torch.device("cpu"))
     whole = evaluate(model, made, rows, batch=32, device=torch.device("cpu"))
     assert score == whole

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from attnbench.backbone import Transformer
 from attnbench.errors import UserError
 from attnbench.measure.recipe import Recipe
-from attnbench.measure.train_data import Rows, Shuffle
+from attnbench.measure.train_data import Shuffle, Split
 from attnbench.measure.train_model import optimizer_groups, parameter_counts
 from attnbench.tasks import IGNORE, Item, Task
 
@@ -41,7 +41,7 @@ def items(lengths: list[int], high: int = 9) -> list[Item]:
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=12), high=st.sampled_from([9, 300, 70_000]))
 def test_batches_cut_from_whole_tensors_are_those_of_collate(lengths: list[int], high: int) -> None:
     task = Given(items(lengths, high))
-    rows = Rows(task, "train")
+    rows = Split(task, "train")
     picked = torch.arange(len(lengths)).flip(0)[: max(1, len(lengths) // 2)]
     batch = rows.batch(picked)
     expected = task.collate([task.items[row] for row in picked.tolist()])
@@ -58,8 +58,11 @@ def test_batches_cut_from_whole_tensors_are_those_of_collate(lengths: list[int],
 
 
 def test_an_empty_split_is_an_error() -> None:
+    task = Given(items([3]))
+    nothing = task.batch("test").rows(torch.tensor([], dtype=torch.int64))
+    task.batch = lambda split, seed=0: nothing  # type: ignore[method-assign]
     with pytest.raises(UserError, match="its test split is empty"):
-        Rows(Given([]), "test")
+        Split(task, "test")
 
 
 @settings(max_examples=25, deadline=None)

@@ -5,9 +5,9 @@ Run as `python -m attnbench.sweep.forkserver FD`, FD being its end of a socket p
     {"id", "target": "module:function", "payload", "seconds", "memory"}   target(payload) is run in a child of its own
     {"id", "result", "exit", "timed_out", "elapsed", "output"}            result: what it returned, or null where it died
 
-A tensor operation, a plugin, or a look at CUDA in this process would break its children (a thread pool does not survive a fork, nor
-does a CUDA context), so there is none. A child is a process group of its own, killed as a whole at its time limit and when it
-ends; it dies with the server, and the server ends with the sweep, whose end of the socket closes however it dies.
+A tensor operation, a plugin, or a look at CUDA in this process would break its children (a thread pool does not survive a fork,
+nor does a CUDA context), so there is none. A child is a process group of its own, killed as a whole at its time limit and when
+it ends; it dies with the server, and the server ends with the sweep, whose end of the socket closes however it dies.
 """
 
 from __future__ import annotations
@@ -31,13 +31,20 @@ from typing import Any, NoReturn
 
 from attnbench.sweep.outcomes import describe
 
-PRELOADED = (
+PRELOADED = (  # what every child would import for itself; none of it runs a tensor operation on import, which a test watches
     "torch",
     "torch.profiler",
     "torch.utils.benchmark",
     "torch.utils.flop_counter",
-    "attnbench.contract",
-    "attnbench.registry",
+    "attnbench.conformance",
+    "attnbench.measure.build",
+    "attnbench.measure.machine",
+    "attnbench.measure.memory",
+    "attnbench.measure.operations",
+    "attnbench.measure.rate",
+    "attnbench.measure.speed",
+    "attnbench.measure.state",
+    "attnbench.sweep.work",
 )
 OUTPUT_TAIL = 4000  # bytes kept of what a child prints
 SLACK_PER_THREAD = 80 << 20  # address space that a thread takes for its stack and malloc's arena, used or not
@@ -242,7 +249,7 @@ def _die_with(server: int) -> None:
 
 
 def _limit_memory(allowed: int, threads: int) -> None:
-    """Bounds the address space to `allowed` bytes above what the process has now, so that the allocator fails, not the machine."""
+    """Bounds the address space to `allowed` bytes above what it is now, so that the allocator fails, and not the machine."""
     if sys.platform != "linux":
         return
     with open("/proc/self/statm") as file:

@@ -18,6 +18,8 @@ from attnbench.sweep.outcomes import conclude
 
 __all__ = ["Isolation"]
 
+DIED = {"status": "error", "reason": "the fork server died, and this call with it", "elapsed": 0.0}
+
 
 class Isolation:
     """Runs functions in processes of their own, from a fork server that is started when first needed. Thread-safe.
@@ -29,6 +31,7 @@ class Isolation:
         self._ids = itertools.count()
         self._lock = threading.Lock()
         self._server: _Connection | None = None
+        self._closed = False
 
     def __enter__(self) -> Isolation:
         return self
@@ -39,12 +42,14 @@ class Isolation:
     def call(
         self, target: str, payload: Any, *, seconds: float, memory: int | None = None, threads: int = 1
     ) -> dict[str, Any]:
-        """What target(payload) returns, a dict with a "status"; or how it failed, as {"status", "reason"}; and "elapsed" in seconds.
+        """What target(payload) returns, a dict with a "status", or how it failed, {"status", "reason"}; and "elapsed", seconds.
 
         target: "module:function", importable by name. payload: JSON-ready. seconds: time limit. memory: bytes that it may
         allocate on the CPU above what a fresh process holds, given that it uses so many threads.
         """
         with self._lock:
+            if self._closed:
+                return DIED
             if self._server is not None and not self._server.alive:
                 self._server.close()
                 self._server = None
@@ -56,12 +61,13 @@ class Isolation:
             )
         reply = answer.get()
         if reply is None:
-            return {"status": "error", "reason": "the fork server died, and this call with it", "elapsed": 0.0}
+            return DIED
         return {**conclude(reply, seconds), "elapsed": reply["elapsed"]}
 
     def close(self) -> None:
-        """Ends the server, and every call that still runs."""
+        """Ends the server, and every call that still runs or is yet to come."""
         with self._lock:
+            self._closed = True
             if self._server is not None:
                 self._server.close()
                 self._server = None
@@ -72,7 +78,7 @@ class _Connection:
 
     def __init__(self) -> None:
         self._channel, theirs = socket.socketpair()
-        # The server must find what this process can import. Threads that numpy's BLAS would start on import do not survive a fork.
+        # The server must find what this process can import. Threads that numpy's BLAS starts on import do not survive a fork.
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"}
         with theirs:
             self._process = subprocess.Popen(

@@ -11,7 +11,7 @@ from typing import Any
 
 __all__ = ["conclude", "describe"]
 
-# How running out of memory reads, where it is no exception of its own: torch's CPU allocator, the C++ runtime, OpenMP under a limit.
+# How running out of memory reads where it is no exception of its own: torch's CPU allocator, the C++ runtime, OpenMP.
 OUT_OF_MEMORY = re.compile(
     r"DefaultCPUAllocator|CUDA out of memory|MPS backend out of memory|bad_alloc|[Cc]annot allocate memory|not enough memory|"
     r"can't allocate memory|Thread creation failed|can't start new thread"

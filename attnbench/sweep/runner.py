@@ -1,0 +1,171 @@
+"""Runs a plan to its end: what is left is measured, every record is on the disk before the next cell begins."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from attnbench.errors import UserError, nearest
+from attnbench.measure import usable_cores
+from attnbench.sweep.cells import Cell, Plan
+from attnbench.sweep.directory import RunDirectory, opened
+from attnbench.sweep.jobs import job
+from attnbench.sweep.ledger import Ledger, Turn
+from attnbench.sweep.planner import plan as make_plan
+from attnbench.sweep.spec import Spec
+from attnbench.sweep.worker import unmeasured
+
+__all__ = ["EXECUTORS", "Progress", "Summary", "run"]
+
+EXECUTORS = ("local", "ray")
+Progress = Callable[[int, int, float | None, str], None]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What came of a sweep: its directory, how many measurements this session took, how many cells ended in each status."""
+
+    path: Path
+    measured: int
+    outcomes: Mapping[str, int] = field(default_factory=dict)
+
+
+def run(
+    spec: Spec,
+    out: str | Path,
+    *,
+    executor: str = "local",
+    address: str | None = None,
+    jobs: int = 1,
+    fresh: bool = False,
+    progress: Progress | None = None,
+) -> Summary:
+    """Measures all that a spec asks for and the run directory `out` does not hold yet.
+
+    Args:
+        executor: "local", or "ray" for the cluster at `address`.
+        jobs: trainings at a time on one machine, one thread each; what is timed never runs beside anything.
+        fresh: discard the run that the directory holds.
+        progress: called with measurements done, all of them, seconds left (None: not known yet), and what runs now.
+
+    Raises:
+        UserError: the spec asks for what does not exist; the directory is in use, or belongs to another spec, environment or
+            code; the disk is full.
+        KeyboardInterrupt: passed on after every child is gone; the same call goes on later.
+    """
+    if executor not in EXECUTORS:
+        raise UserError(f"unknown executor {executor!r}{nearest(executor, EXECUTORS)}; valid: {', '.join(EXECUTORS)}")
+    planned = make_plan(spec)
+    with opened(planned, Path(out), fresh=fresh) as directory:
+        sweep = _Sweep(planned, directory, jobs, progress)
+        for records in _executor(executor, address, jobs)(sweep):
+            sweep.keep(records)
+        return Summary(directory.path, sweep.measured, sweep.ledger.counts())
+
+
+def _executor(name: str, address: str | None, jobs: int) -> Callable[[Any], Iterator[list[dict[str, Any]]]]:
+    if name == "ray":
+        from attnbench.sweep.executors.ray import execute as on_ray
+
+        return lambda sweep: on_ray(sweep, address=address, jobs=jobs)
+    from attnbench.sweep.executors.local import execute
+
+    return lambda sweep: execute(sweep, jobs=jobs)
+
+
+class _Sweep:
+    """What an executor sees of a sweep: the turns to take, and the jobs of each at the moment it begins."""
+
+    def __init__(self, plan: Plan, directory: RunDirectory, jobs: int, progress: Progress | None) -> None:
+        self.plan, self.directory = plan, directory
+        self.ledger = Ledger(plan, directory.read())
+        self.session = uuid.uuid4().hex[:12]
+        self.measured = 0
+        self._threads = plan.spec.threads or usable_cores()
+        self._jobs = jobs
+        self._meter = _Meter(self.ledger, progress)
+
+    def turns(self) -> Iterator[Turn]:
+        """The turns of the plan in order; many may have nothing left to measure."""
+        return self.ledger.turns()
+
+    def begin(self, turn: Turn) -> list[dict[str, Any]]:
+        """The jobs of a turn, in the order of their measurement; what is not worth measuring is recorded as such."""
+        threads = 1 if self._jobs > 1 and not turn.group.exclusive else self._threads
+        jobs = []
+        for cell in self.ledger.left(turn):
+            reason = self.ledger.too_long(cell)
+            if cell.refusals:
+                self._record_unmeasured(cell, turn, "unsupported", "; ".join(cell.refusals))
+            elif reason is not None:
+                self._record_unmeasured(cell, turn, "skipped", reason)
+            else:
+                jobs.append(
+                    job(
+                        self.plan.spec,
+                        cell,
+                        session=self.session,
+                        round_=turn.round,
+                        threads=threads,
+                        checkpoints=self.directory.checkpoints,
+                    )
+                )
+        return jobs
+
+    def announce(self, job: Mapping[str, Any]) -> None:
+        """Says what is measured now."""
+        self._meter.show(job["name"])
+
+    def keep(self, records: list[dict[str, Any]]) -> None:
+        """Puts the records of one job on the disk."""
+        for record in records:
+            if not self.ledger.recorded(record):
+                self.directory.append(record)
+                self.ledger.note(record)
+        self.measured += 1
+        self._meter.advance(records[-1])
+
+    def _record_unmeasured(self, cell: Cell, turn: Turn, status: str, reason: str) -> None:
+        columns = cell.columns | {"session": self.session, "round": turn.round}
+        self.keep([unmeasured(columns, status, reason)])
+        self.measured -= 1
+
+
+class _Meter:
+    """Measurements done and left, and the time that they will take, by the pace so far."""
+
+    def __init__(self, ledger: Ledger, progress: Progress | None) -> None:
+        self._progress = progress
+        self._ledger = ledger
+        self._left = {(cell.id, turn.round): cell for turn in ledger.turns() for cell in ledger.left(turn)}
+        self._total = sum(len(turn.group.cells) for turn in ledger.turns())
+        self._began = time.monotonic()
+        self._estimated = 0.0
+        self._current = "starting"
+        self.show(self._current)
+
+    def advance(self, record: Mapping[str, Any]) -> None:
+        key = (record["cell"], record["round"])
+        cell = self._left.pop(key, None)
+        if cell is None:
+            return
+        self._estimated += cell.estimate
+        if record["status"] != "ok":  # later rounds will not take place
+            for other in [other for other in self._left if other[0] == key[0]]:
+                del self._left[other]
+        self.show(self._current)
+
+    def show(self, current: str) -> None:
+        self._current = current
+        if self._progress is not None:
+            self._progress(self._total - len(self._left), self._total, self._eta(), current)
+
+    def _eta(self) -> float | None:
+        if self._estimated == 0:
+            return None
+        pace = (time.monotonic() - self._began) / self._estimated
+        return pace * sum(cell.estimate for cell in self._left.values())

@@ -1,0 +1,123 @@
+"""The part of a plan that trains: for every task its baselines, and a group of all variants for every seed."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from attnbench.errors import UserError, nearest
+from attnbench.measure.workload import check_device
+from attnbench.registry import VariantInfo
+from attnbench.sweep.cells import Cell, Group
+from attnbench.sweep.estimates import estimate_training
+from attnbench.sweep.spec import Entry, Spec
+from attnbench.sweep.training_spec import Accuracy, TaskEntry
+from attnbench.tasks import Task, task_class
+
+__all__ = ["training_groups"]
+
+TYPICAL_LENGTH = 128  # for the estimate, where a task's options do not tell
+
+
+def training_groups(spec: Spec, subjects: Sequence[tuple[Entry, VariantInfo]]) -> Iterator[Group]:
+    """Baselines and trainings of every task. Raises UserError where a task, an option or a pattern is not valid."""
+    section = spec.accuracy
+    assert section is not None
+    device = section.device or spec.devices[0]
+    try:
+        check_device(device)
+    except UserError as error:
+        raise UserError(f"{spec.source}: accuracy.device: {error}") from None
+    for task in section.tasks:
+        cls = _checked_class(spec, task)
+        causal = _causal(spec, section, task, cls)
+        common = {
+            "scope": "model",
+            "causal": causal,
+            "task": task.label,
+            "task_name": task.name,
+            "task_options": task.options,
+        }
+        yield Group([Cell({"quantity": "baseline", "label": "constant", **common})], 1, False)
+        for shape, seed in itertools.product(_shapes(spec, section, task), section.seeds):
+            recipe = section.recipe | task.recipe
+            trained = {
+                "quantity": "accuracy",
+                **common,
+                "metric": cls.metric,
+                "seed": seed,
+                "device": device,
+                "dtype": section.dtype,
+                "batch": recipe["batch"],
+                "recipe": recipe,
+                **shape,
+            }
+            yield Group([_cell(trained, entry, info, cls) for entry, info in subjects], 1, False)
+
+
+def _checked_class(spec: Spec, task: TaskEntry) -> type[Task]:
+    try:
+        cls = task_class(task.name)
+    except UserError as error:
+        raise UserError(f"{spec.source}: accuracy.tasks: {error}") from None
+    valid = [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
+    for option in task.options:
+        if option not in valid:
+            raise UserError(
+                f"{spec.source}: accuracy.tasks: {task.label}: unknown option {option!r}{nearest(option, valid)}; "
+                f"valid options: {', '.join(valid)}"
+            )
+    return cls
+
+
+def _causal(spec: Spec, section: Accuracy, task: TaskEntry, cls: type[Task]) -> bool:
+    """The task's own pattern, or else the section's where the task allows it, or else what the task prefers."""
+    if task.causal is not None and task.causal not in cls.causal:
+        allowed = " or ".join(str(value).lower() for value in cls.causal)
+        raise UserError(
+            f"{spec.source}: accuracy.tasks: {task.label}.causal: received {str(task.causal).lower()}; valid: {allowed}"
+        )
+    wanted = section.causal if task.causal is None else task.causal
+    return wanted if wanted in cls.causal else cls.causal[0]
+
+
+def _shapes(spec: Spec, section: Accuracy, task: TaskEntry) -> list[dict[str, Any]]:
+    """The models to train: the grid of [model], with what the section and the task say over it."""
+    own = section.model.given() | task.model.given()
+    shapes = []
+    for dim, heads, depth in itertools.product(spec.model.dim, spec.model.heads, spec.model.depth):
+        model = {"dim": dim, "heads": heads, "depth": depth} | own
+        if model["dim"] % model["heads"]:
+            raise UserError(
+                f"{spec.source}: accuracy.model: dim must be a multiple of heads, received dim {model['dim']} and heads "
+                f"{model['heads']}"
+            )
+        sizes = {key: model[key] for key in ("dim", "heads", "depth")}
+        shape = {"head_dim": model["dim"] // model["heads"], **sizes, "model": model}
+        if shape not in shapes:
+            shapes.append(shape)
+    return shapes
+
+
+def _cell(common: dict[str, Any], entry: Entry, info: VariantInfo, cls: type[Task]) -> Cell:
+    definition = common | {"variant": entry.name, "label": entry.label, "options": entry.options}
+    length = common["task_options"].get("length")
+    seconds = estimate_training(
+        common["model"], common["recipe"], length if isinstance(length, int) else TYPICAL_LENGTH, common["device"]
+    )
+    return Cell(definition, info.code, info.cls.__module__, _refusals(definition, info, cls), seconds)
+
+
+def _refusals(definition: dict[str, Any], info: VariantInfo, cls: type[Task]) -> tuple[str, ...]:
+    """Reasons from capabilities alone; what only the built model can tell becomes the outcome of the training."""
+    model = definition["model"]
+    uses = [{"causal": definition["causal"]}]
+    if cls.answer == "sequence" and model.get("architecture") != "decoder":
+        uses = [{"causal": False}]
+        uses += [{"causal": True}] if "decoder_variant" not in model else []
+        uses += [{"cross": True}] if "cross_variant" not in model else []
+    dropout = model.get("attention_dropout", 0.0) > 0
+    reasons = [info.supports.refusals(info.name, dropout=dropout, max_len=1, **use) for use in uses]
+    return tuple(dict.fromkeys(itertools.chain(*reasons)))

@@ -1,0 +1,123 @@
+"""What the process of a cell does: each function takes a JSON-ready payload and returns an outcome, its records in `rows`.
+
+A payload's `module` is imported first, so that a variant outside the entry points is known here too.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["baselines", "check", "measure", "rate", "train"]
+
+
+def measure(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """One quantity of one workload."""
+    from attnbench import measure as measures
+
+    _prepare(payload)
+    workload = measures.Workload.from_dict(payload["workload"])
+    _limit_accelerator(workload.device, payload["memory"])
+    timing = {"seconds": payload["sample_seconds"]} if payload["quantity"] in ("speed", "floor") else {}
+    with measures.pin_threads(payload["threads"]) as threads:
+        measured = getattr(measures, f"measure_{payload['quantity']}")(workload, **timing)
+    return _ok([_row(measured)], threads)
+
+
+def rate(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """The machine's matmul rate."""
+    from attnbench.measure import measure_rate, pin_threads
+
+    with pin_threads(payload["threads"]) as threads:
+        return _ok([_row(measure_rate(payload["device"], payload["dtype"]))], threads)
+
+
+def check(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """The gate: `incorrect`, with the promises that were not kept, or ok."""
+    from attnbench.conformance import gate
+    from attnbench.measure import pin_threads
+
+    _prepare(payload)
+    with pin_threads(payload["threads"]):
+        broken = gate(payload["variant"], payload["options"], **payload["settings"])
+    return {"status": "incorrect", "reason": "; ".join(broken)} if broken else {"status": "ok"}
+
+
+def baselines(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """A task's baselines, one row each, labelled by their names; last the constant answer, which every task has."""
+    from attnbench.measure import pin_threads
+    from attnbench.tasks import create_task
+
+    with pin_threads(payload["threads"]) as threads:
+        task = create_task(payload["task"], **payload["options"])
+        values = task.baselines()
+    common = {"length": task.length, "metric": task.metric, "unit": task.unit, "details": _task_facts(task)}
+    names = [*sorted(values.keys() - {"constant"}), "constant"]
+    rows = [{"label": name, "value": float(values[name]), **common} for name in names]
+    return _ok(rows, threads)
+
+
+def train(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """One training: its learning curve, and its score on the test split."""
+    from attnbench.measure import Recipe, pin_threads
+    from attnbench.measure import train as run_training
+    from attnbench.tasks import create_task
+
+    _prepare(payload)
+    _limit_accelerator(payload["device"], payload["memory"])
+    checkpoint = Path(payload["checkpoint"]) if payload["checkpoint"] else None
+    with pin_threads(payload["threads"]) as threads:
+        task = create_task(payload["task"], **payload["task_options"])
+        training = run_training(
+            payload["task"],
+            payload["task_options"],
+            payload["variant"],
+            payload["options"],
+            payload["model"],
+            Recipe.of(payload["recipe"]),
+            payload["seed"],
+            device=payload["device"],
+            dtype=payload["dtype"],
+            causal=payload["causal"],
+            checkpoint=checkpoint,
+        )
+    common = {"length": task.length, "metric": training.metric, "unit": task.unit}
+    curve = {"quantity": "curve", **common, "details": {"curve": training.curve}}
+    if training.diverged_at is not None:
+        reason = f"diverged: the loss is no number at step {training.diverged_at}"
+        failed = {"status": "error", "reason": reason, "details": {"diverged_at": training.diverged_at}}
+        return _ok([curve, {**failed, **common}], threads)
+    details = _task_facts(task) | dict(training.details) | {"parameters": training.parameters, "test": training.test}
+    return _ok([curve, {"value": training.value, "details": details, **common}], threads)
+
+
+def _prepare(payload: Mapping[str, Any]) -> None:
+    if payload.get("module"):
+        importlib.import_module(payload["module"])
+
+
+def _limit_accelerator(device: str, memory: int) -> None:
+    """Bounds the allocator of an accelerator, as the address space is bounded on a CPU."""
+    import torch
+
+    kind = torch.device(device)
+    if kind.type == "cuda":
+        total = torch.cuda.get_device_properties(kind).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, memory / total), kind)
+    elif kind.type == "mps":
+        torch.mps.set_per_process_memory_fraction(min(1.0, memory / torch.mps.recommended_max_memory()))
+
+
+def _row(measured: Any) -> dict[str, Any]:
+    row = measured.as_dict()
+    return row | {key: row["details"].pop(key) for key in ("length", "batch") if key in row["details"]}
+
+
+def _task_facts(task: Any) -> dict[str, Any]:
+    return {"higher_is_better": task.higher_is_better, "data_hash": task.data_hash()}
+
+
+def _ok(rows: list[dict[str, Any]], threads: int) -> dict[str, Any]:
+    return {"status": "ok", "rows": rows, "threads": threads}

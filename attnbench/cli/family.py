@@ -12,10 +12,10 @@ HEAD = """# The family
 
 Written by `attnbench list --markdown` from what the variants declare; `attnbench show NAME` tells more and draws who sees whom.
 
-**can**: causal, bidirectional, cross-attention, padding (a key mask), dropout (on the weights), decode (token by token), grouped
-(key/value heads natively; all others repeat them), compile (`torch.compile(fullgraph=True)` and `torch.export`). Where the
-options decide, the defaults are shown. **time, memory**: growth with the length n at head width d; **steps**: sequential
-steps; **path**: longest path between two positions in one layer.
+**can**: causal, bidirectional, cross-attention, padding (a key mask), dropout (on the weights), decode (token by token),
+grouped (key/value heads natively; all others repeat them), compile (`torch.compile(fullgraph=True)`, `torch.export`).
+Where the options decide, the defaults are shown. **time, memory**: growth with the length n at head width d; **steps**:
+sequential steps; **path**: longest path between two positions in one layer.
 """
 
 

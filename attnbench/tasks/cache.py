@@ -45,8 +45,8 @@ def cached(name: str, key: str, make: Callable[[], Mapping[str, NDArray[Any]]]) 
 
 
 def _read(path: Path) -> Arrays:
-    with np.load(path, allow_pickle=False) as file:
-        return {label: file[label] for label in file.files}
+    with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
+        return {label: archive[label] for label in archive.files}
 
 
 def _write(path: Path, arrays: Arrays) -> None:

@@ -77,26 +77,21 @@ class Clustering(Variant):
         self.register_buffer("centroids", random_centroids(self.heads, self.clusters, self.head_dim))
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
-        chosen_q, chosen_k, real_q = self.assign(q, k, key_mask)
+        chosen_q, chosen_k = nearest(q, self.centroids), self.chosen(k, key_mask)
         (queries, query_ends), (keys, key_ends) = self._sorted(chosen_q), self._sorted(chosen_k)
         tiles = torch.stack([*query_ends, *key_ends], dim=-1)[None]
         out, _ = gathered_attention(q, k, v, queries, keys, tiles, causal=self.causal)
         if self.training:
-            # A masked token chose the cluster past the last, which is nobody's; its unit vector is not counted.
-            clamp = self.clusters - 1
-            members = [(q, chosen_q.clamp_max(clamp), real_q), (k, chosen_k.clamp_max(clamp), key_mask)]
+            # In self-attention a key mask marks the real queries too; here n_q < n_k means the last tokens of one sequence.
+            real_q = None if key_mask is None or self.cross else key_mask[:, -q.shape[2] :]
+            members = [(q, chosen_q, real_q), (k, chosen_k.clamp_max(self.clusters - 1), key_mask)]
             follow(self.centroids, out, members, self.decay)
         return out
 
-    def assign(self, q: Tensor, k: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The clusters of queries and keys (batch, heads, n), `clusters` for a masked one; and which queries are real."""
-        chosen_q, chosen_k, real_q = nearest(q, self.centroids), nearest(k, self.centroids), None
-        if key_mask is not None:
-            chosen_k = chosen_k.masked_fill(~key_mask[:, None], self.clusters)
-            if not self.cross and q.shape[2] <= k.shape[2]:  # the queries are the last of the keys' tokens
-                real_q = key_mask[:, k.shape[2] - q.shape[2] :]
-                chosen_q = chosen_q.masked_fill(~real_q[:, None], self.clusters)
-        return chosen_q, chosen_k, real_q
+    def chosen(self, k: Tensor, key_mask: Tensor | None) -> Tensor:
+        """The cluster of each key (batch, heads, n), and for a masked one the number past the last, which is nobody's."""
+        chosen = nearest(k, self.centroids)
+        return chosen if key_mask is None else chosen.masked_fill(~key_mask[:, None], self.clusters)
 
     def _sorted(self, chosen: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The tokens' positions by cluster, in order within each, and where in that list each cluster starts and stops."""
@@ -106,9 +101,9 @@ class Clustering(Variant):
         return positions, (edges[..., :-1], edges[..., 1:])
 
     def dense_weights(self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        chosen_q, chosen_k, _ = self.assign(q, k, key_mask)
+        chosen_q, chosen_k = nearest(q, self.centroids), self.chosen(k, key_mask)
         n_q, n_k = q.shape[2], k.shape[2]
-        visible = (chosen_q[..., :, None] == chosen_k[..., None, :]) & (chosen_q < self.clusters)[..., None]
+        visible = chosen_q[..., :, None] == chosen_k[..., None, :]
         if self.causal:
             visible = visible & torch.ones(n_q, n_k, dtype=torch.bool, device=q.device).tril(n_k - n_q)
         return _weights(q, k, visible)
@@ -118,17 +113,14 @@ class Clustering(Variant):
     ) -> tuple[Tensor, Cache]:
         out = self(q, k, v, key_mask=key_mask)
         q, k, v, _, _ = self._prepared(q, k, v, key_mask, streams)
-        return out, Cache(k, v, self.assign(q, k, key_mask)[1])
+        return out, Cache(k, v, self.chosen(k, key_mask))
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, state: Any, **streams: Tensor) -> tuple[Tensor, Cache]:
         q, k, v, _, _ = self._prepared(q, k, v, None, streams)
-        chosen_q, chosen_k, _ = self.assign(q, k, None)
-        old = Cache(*state)
-        state = Cache(
-            torch.cat([old.k, k], dim=2), torch.cat([old.v, v], dim=2), torch.cat([old.clusters, chosen_k], dim=2)
-        )
-        weights = _weights(q, state.k, state.clusters[:, :, None] == chosen_q[..., None])
-        return (weights.to(v.dtype) @ state.v), state
+        new = Cache(k, v, self.chosen(k, None))
+        state = Cache(*(torch.cat(pair, dim=2) for pair in zip(state, new, strict=True)))
+        visible = nearest(q, self.centroids)[..., None] == state.clusters[:, :, None]
+        return _weights(q, state.k, visible) @ state.v, state
 
 
 def _weights(q: Tensor, k: Tensor, visible: Tensor) -> Tensor:

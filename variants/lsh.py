@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from attnbench.contract import Variant
 from attnbench.kernels.gathered import gathered_attention
 from attnbench.registry import register
 
-COLUMNS = 32  # of each of a hash's two rotations: (2 * 32)^2 hashes are enough for 262,144 tokens in buckets of 64
+FACTORS, COLUMNS = 4, 4  # of a hash, and of the rotation behind each factor: 8^4 hashes
 
 
 @register(
@@ -29,7 +28,8 @@ COLUMNS = 32  # of each of a hash's two rotations: (2 * 32)^2 hashes are enough 
         notes=(
             "queries are the keys, as in the paper: reads q and v, keys are q / |q|, and no key projection is made",
             "no causal form: where the chunks of the sorted order are cut depends on later tokens, so masking them leaks",
-            "a hash is a pair of rotations, as its authors' code has it for many buckets: hashing costs n^1.5, not n^2",
+            "a hash is four rotations to 8 directions each, at any length, where the paper takes one to n / bucket: hashing "
+            "costs n, not n^2, and chunks keep their size, since the sorted order is what is cut",
             "a key found in several rounds counts as often; chunk 0 has no chunk before it, where code often wraps round",
         ),
     ),
@@ -42,9 +42,7 @@ class LSH(Variant):
     (which is their outputs combined by log-sum-exp). A token that no round shows another sees itself.
 
         scores = q (q / |q|)^T / sqrt(head_dim)
-        hash(q) = (argmax [q R; -q R], argmax [q R'; -q R'])
-
-    The number of hashes, about n / bucket, follows each sample's own number of real tokens.
+        hash(q) = (argmax [q R_1; -q R_1], ..., argmax [q R_4; -q R_4])
 
     Args:
         bucket: tokens in a chunk.
@@ -61,7 +59,7 @@ class LSH(Variant):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{self.name}: {option} must be a whole number of at least 1, received {value!r}")
         self.bucket, self.hashes = bucket, hashes
-        self.register_buffer("rotations", torch.randn(hashes, 2, self.head_dim, COLUMNS))
+        self.register_buffer("rotations", torch.randn(hashes, FACTORS, self.head_dim, COLUMNS))
 
     def mix(self, q: Tensor, k: None, v: Tensor, key_mask: Tensor | None) -> Tensor:
         order = self.order(q, key_mask)
@@ -72,21 +70,19 @@ class LSH(Variant):
     @torch.no_grad()
     def order(self, q: Tensor, key_mask: Tensor | None) -> Tensor:
         """(batch, heads, hashes * n): the positions in sorted order, one round after the other, masked ones last."""
-        length = q.shape[2] if key_mask is None else key_mask.sum(dim=-1)
-        columns = _columns(length, self.bucket)
-        wide = columns if isinstance(columns, int) else _columns(q.shape[2], self.bucket)
         precise = torch.promote_types(q.dtype, torch.float32)
-        rotations = rearrange(self.rotations[..., :wide], "hash factor d column -> d (hash factor column)")
+        rotations = rearrange(self.rotations.to(precise), "hash factor d column -> d (hash factor column)")
         with torch.autocast(q.device.type, enabled=False):
-            rotated = q.to(precise) @ rotations.to(precise)
-        rotated = rearrange(rotated, "b h n (hash factor column) -> b h hash factor n column", factor=2, column=wide)
-        if not isinstance(columns, int):  # a shorter sample of the batch has fewer
-            absent = torch.arange(wide, device=q.device) >= columns[:, None]
-            rotated = rotated.masked_fill(absent[:, None, None, None, None], 0)
-        first, second = torch.cat([rotated, -rotated], dim=-1).argmax(dim=-1).unbind(dim=3)
-        hashed = first * (2 * wide) + second
+            rotated = rearrange(
+                q.to(precise) @ rotations,
+                "b h n (hash factor column) -> b h hash n factor column",
+                factor=FACTORS,
+                column=COLUMNS,
+            )
+        digits = torch.cat([rotated, -rotated], dim=-1).argmax(dim=-1)
+        hashed = sum(digits[..., factor] * (2 * COLUMNS) ** (FACTORS - 1 - factor) for factor in range(FACTORS))
         if key_mask is not None:
-            hashed = hashed.masked_fill(~key_mask[:, None, None], 4 * wide**2)
+            hashed = hashed.masked_fill(~key_mask[:, None, None], (2 * COLUMNS) ** FACTORS)
         return hashed.sort(dim=-1, stable=True).indices.flatten(2)
 
     def chunks(self, q: Tensor, key_mask: Tensor | None) -> Tensor:
@@ -118,10 +114,3 @@ class LSH(Variant):
 def _keys(q: Tensor) -> Tensor:
     """q / |q|, and 0 for 0."""
     return torch.nn.functional.normalize(q, dim=-1)
-
-
-def _columns(length: Any, bucket: int) -> Any:
-    """How many columns a rotation needs for about length / bucket hashes: an int, or one number per sample."""
-    if isinstance(length, int):
-        return min(max(math.ceil(math.sqrt(length / bucket) / 2), 1), COLUMNS)
-    return (length.double() / bucket).sqrt().div(2).ceil().clamp(1, COLUMNS)

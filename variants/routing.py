@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attnbench.capabilities import Growth, Supports
 from attnbench.contract import Variant
-from attnbench.kernels.centroids import follow, random_centroids, similarity
+from attnbench.kernels.centroids import closest, follow, nearest, random_centroids
 from attnbench.kernels.gathered import gathered_attention
 from attnbench.registry import register
 
@@ -21,8 +21,8 @@ DEFAULT_LENGTH = 1024  # sizes the clusters where no max_len is given
     "routing",
     supports=Supports(
         padding=True,
-        time=Growth("n clusters d + n^2 d / clusters, clusters = max_len / window: n window d + n^2 d / window", 1.0),
-        memory=Growth("n d + n clusters", 1.0),
+        time=Growth("n clusters d + n^2 d / clusters", 1.5),
+        memory=Growth("n d", 1.0),
         path="unbounded: tokens that no centroid takes both never meet in one layer",
         exact_when={"clusters": 1},
         small={"clusters": 4},
@@ -67,20 +67,16 @@ class Routing(Variant):
         self.register_buffer("centroids", random_centroids(self.heads, self.clusters, self.head_dim))
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
-        (queries, nearest_q), (keys, nearest_k) = self.taken(q, key_mask), self.taken(k, key_mask)
+        queries, keys = self.taken(q, key_mask), self.taken(k, key_mask)
         out, _ = gathered_attention(q, k, v, queries.flatten(2), keys.flatten(2), self._tiles(q, key_mask))
         if self.training:
-            follow(self.centroids, out, [(q, nearest_q, key_mask), (k, nearest_k, key_mask)], self.decay)
+            members = [(x, nearest(x, self.centroids), key_mask) for x in (q, k)]
+            follow(self.centroids, out, members, self.decay)
         return out
 
-    def taken(self, x: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The positions that each centroid takes (batch, heads, clusters, w), nearest first; each token's nearest centroid."""
-        cosines = similarity(x, self.centroids)
-        closest = cosines.argmax(dim=-1)
-        if key_mask is not None:
-            cosines = cosines.masked_fill(~key_mask[:, None, :, None], -torch.inf)
-        width = -(-x.shape[2] // self.clusters)
-        return cosines.mT.topk(width, dim=-1, sorted=key_mask is not None).indices, closest
+    def taken(self, x: Tensor, key_mask: Tensor | None) -> Tensor:
+        """The positions that each centroid takes (batch, heads, clusters, w), the nearest first."""
+        return closest(x, self.centroids, -(-x.shape[2] // self.clusters), key_mask)
 
     def _width(self, q: Tensor, key_mask: Tensor | None) -> Tensor:
         """(batch,): how many tokens a centroid takes of each sample's real ones."""
@@ -96,7 +92,7 @@ class Routing(Variant):
 
     def dense_weights(self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         counts = q.new_zeros(*q.shape[:3], k.shape[2])
-        (queries, _), (keys, _) = self.taken(q, key_mask), self.taken(k, key_mask)
+        queries, keys = self.taken(q, key_mask), self.taken(k, key_mask)
         kept = torch.arange(queries.shape[-1], device=q.device) < self._width(q, key_mask)[:, None, None]
         for c in range(self.clusters):
             asks, gives = (

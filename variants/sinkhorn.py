@@ -22,13 +22,13 @@ EMPTY = 1e-6  # a place to which the sorting gives less of its row's weight than
     supports=Supports(
         causal=True,
         padding=True,
-        time=Growth("n block d + n^2 d / block", 2.0),
-        memory=Growth("n d + (n / block)^2", 2.0),
+        time=Growth("n block d + n^2 d / block", 1.5),
+        memory=Growth("n d + (n / block)^2", 1.0),
         exact_when={"block": "n"},
         small={"block": 4},
         notes=(
-            "scores pairs of blocks by a bilinear form of pooled queries and keys, as later implementations do, instead of by a "
-            "network from pooled tokens to a fixed number of blocks: any length works, and max_len does not bind",
+            "scores pairs of blocks by a bilinear form of pooled queries and keys, as later implementations do, instead of by "
+            "a network from pooled tokens to a fixed number of blocks: any length works, and max_len does not bind",
             "no Gumbel noise unless asked for, and never in eval",
             "causal: a block sorts earlier blocks alone, by its first query, and column sums run forward over the rows so far",
         ),
@@ -79,7 +79,7 @@ class Sinkhorn(Variant):
         return rearrange(out, "b h blocks place d -> b h (blocks place) d")[:, :, :n]
 
     def sorting(self, q: Tensor, k: Tensor, real: Tensor | None) -> Tensor:
-        """S (batch, heads, blocks, blocks), in float32 at least, of folded q and k; zero in rows and columns of empty blocks."""
+        """S (batch, heads, blocks, blocks), in float32 at least, of folded q and k; zero in rows and columns of empty ones."""
         q, k = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q[..., :1, :] if self.causal else q, k))
         with torch.autocast(q.device.type, enabled=False):
             asks, gives = q[..., 0, :] if self.causal else _pooled(q, real), _pooled(k, real)
@@ -132,13 +132,14 @@ class Sinkhorn(Variant):
     def _sorted(self, sorting: Tensor, x: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The mixtures of blocks (like x), and which of their places are filled (batch, heads, blocks, place; None: all)."""
         size = x.shape[-2]
-        mixed = rearrange(sorting.to(x.dtype) @ x.flatten(-2), "b h i (place d) -> b h i place d", place=size)
+        with torch.autocast(x.device.type, enabled=False):
+            mixed = rearrange(sorting @ x.flatten(-2).to(sorting.dtype), "b h i (place d) -> b h i place d", place=size)
         if real is None and not self.causal:
-            return mixed, None
+            return mixed.to(x.dtype), None
         there = sorting.new_ones(1, x.shape[2], size) if real is None else real.to(sorting.dtype)
-        mass = sorting @ there[:, None]
+        mass = einsum(sorting, there, "b h i j, b j place -> b h i place")
         filled = mass > EMPTY
-        return mixed / mass.masked_fill(~filled, 1).to(x.dtype)[..., None], filled
+        return (mixed / mass.masked_fill(~filled, 1)[..., None]).to(x.dtype), filled
 
     def _visible(self, real: Tensor | None, filled: Tensor | None, size: int, device: torch.device) -> Tensor | None:
         """Bool, broadcastable to (batch, heads, blocks, size, 2 size): own places, then sorted ones; None where all is seen."""

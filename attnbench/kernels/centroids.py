@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import normalize
 
-__all__ = ["Members", "follow", "nearest", "random_centroids", "similarity"]
+__all__ = ["Members", "closest", "follow", "nearest", "random_centroids"]
 
-PIECE = 2**18  # similarities held at once while the nearest centroid is looked for
+PIECE = 2**18  # similarities held at once
 
 Members = tuple[Tensor, Tensor, Tensor | None]
 """x (batch, heads, n, width), the centroid that each token chose (batch, heads, n), which are real (batch, n; None: all)."""
@@ -23,19 +23,32 @@ def random_centroids(heads: int, clusters: int, width: int) -> Tensor:
 
 
 @torch.no_grad()
-def similarity(x: Tensor, centroids: Tensor) -> Tensor:
-    """(batch, heads, n, clusters): the cosine between each token of x (batch, heads, n, width) and each centroid."""
-    precise = torch.promote_types(x.dtype, torch.float32)
+def nearest(x: Tensor, centroids: Tensor) -> Tensor:
+    """The centroid of largest cosine for each token of x (batch, heads, n, width): an index (batch, heads, n)."""
+    batch, heads = x.shape[:2]
+    rows = max(1, PIECE // (batch * heads * centroids.shape[1]))
     with torch.autocast(x.device.type, enabled=False):
-        return normalize(x.to(precise), dim=-1) @ centroids.to(precise).mT
+        transposed = centroids.to(_precise(x)).mT
+        return torch.cat([(piece.to(_precise(x)) @ transposed).argmax(dim=-1) for piece in x.split(rows, dim=2)], dim=2)
 
 
 @torch.no_grad()
-def nearest(x: Tensor, centroids: Tensor) -> Tensor:
-    """(batch, heads, n): the centroid of largest cosine, for each token of x (batch, heads, n, width)."""
-    batch, heads = x.shape[:2]
-    rows = max(1, PIECE // (batch * heads * centroids.shape[1]))
-    return torch.cat([similarity(piece, centroids).argmax(dim=-1) for piece in x.split(rows, dim=2)], dim=2)
+def closest(x: Tensor, centroids: Tensor, count: int, real: Tensor | None) -> Tensor:
+    """The `count` tokens of x (batch, heads, n, width) of largest cosine for each centroid, the nearest first.
+
+    Positions (batch, heads, clusters, count). Tokens that are not `real` (batch, n; None: all are) come last.
+    """
+    batch, heads, n, _ = x.shape
+    some = max(1, PIECE // (batch * heads * n))
+    found = []
+    with torch.autocast(x.device.type, enabled=False):
+        transposed = normalize(x.to(_precise(x)), dim=-1).mT
+        for piece in centroids.to(transposed.dtype).split(some, dim=1):
+            cosines = piece @ transposed
+            if real is not None:
+                cosines = cosines.masked_fill(~real[:, None, None], -torch.inf)
+            found.append(cosines.topk(count, dim=-1).indices)
+    return torch.cat(found, dim=2)
 
 
 def follow(centroids: Tensor, out: Tensor, members: Sequence[Members], decay: float) -> None:
@@ -65,11 +78,15 @@ def follow(centroids: Tensor, out: Tensor, members: Sequence[Members], decay: fl
     out.register_hook(lambda _: engine.queue_callback(move))
 
 
+def _precise(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
 @torch.no_grad()
 def _sums(centroids: Tensor, members: Sequence[Members]) -> Tensor:
     """(heads, clusters, width + 1): per centroid the sum of the unit tokens that chose it, and their number."""
     heads, clusters, width = centroids.shape
-    sums = centroids.new_zeros(heads * clusters, width + 1, dtype=torch.promote_types(centroids.dtype, torch.float32))
+    sums = centroids.new_zeros(heads * clusters, width + 1, dtype=_precise(centroids))
     head = clusters * torch.arange(heads, device=centroids.device)[:, None]
     for x, chosen, real in members:
         counted = torch.cat([normalize(x.to(sums.dtype), dim=-1), sums.new_ones(*x.shape[:3], 1)], dim=-1)

@@ -6,19 +6,18 @@ selection). Tiles are gathered into cache-sized pieces of nearly equal width; no
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from attnbench.kernels.pieces import LOG2_E, Part, accumulator, attend, attend_backward, bounded
+from attnbench.kernels.pieces import Mask, accumulator, attend, attend_backward, bounded, piece_bytes, transposed
 
 __all__ = ["gathered_attention"]
 
-PIECE_BYTES = {"cpu": 2**20}  # scores of a piece
-DEVICE_BYTES = 2**27
 FILL = 0.75  # a piece takes in tiles down to this share of its width; the rest of the width is wasted work
 
 
@@ -69,12 +68,6 @@ class _Rows(NamedTuple):
         rows = self.flat.index_select(0, self.of_slot[slots].view(-1))
         return rows.to(accumulator(rows.dtype)).view(*slots.shape, -1)
 
-    def put(self, slots: Tensor, values: Tensor) -> None:
-        self.flat.index_copy_(0, self.of_slot[slots], values)
-
-    def add(self, slots: Tensor, values: Tensor) -> None:
-        self.flat.index_add_(0, self.of_slot[slots].view(-1), values.reshape(-1, values.shape[-1]))
-
 
 def _rows(x: Tensor, positions: Tensor) -> _Rows:
     d = x.shape[-1]
@@ -107,7 +100,7 @@ def _slots(starts: list[int], stops: list[int], device: torch.device) -> tuple[T
 
 def _runs(tiles: Tensor, lists: tuple[int, int], x: Tensor) -> Iterator[_Run]:
     """The tiles (batch, heads, T, 4) of one pass, cut and batched so that the padded scores of a run fit in the budget."""
-    room = PIECE_BYTES.get(x.device.type, DEVICE_BYTES) // accumulator(x.dtype).itemsize
+    room = piece_bytes(x.device) // accumulator(x.dtype).itemsize
     row = torch.arange(tiles.shape[0] * tiles.shape[1], device=tiles.device)[:, None, None]
     shifts = row * torch.tensor([lists[0], lists[0], lists[1], lists[1]], device=tiles.device)
     flat = (tiles.flatten(0, 1) + shifts).view(-1, 4).tolist()
@@ -131,47 +124,62 @@ def _runs(tiles: Tensor, lists: tuple[int, int], x: Tensor) -> Iterator[_Run]:
         start = stop
 
 
+@dataclass
 class _Hidden:
-    """A bool mask over a piece, True = visible."""
+    """A bool mask (c, T or 1, W or 1) over a piece, True = visible."""
 
-    def __init__(self, mask: Tensor) -> None:
-        self.mask = mask
+    mask: Tensor
 
     def zero_(self, weights: Tensor) -> None:
-        weights.mul_(self.mask)
+        weights.mul_(self.mask.mT)
 
     def exclude_(self, scores: Tensor) -> None:
-        scores.masked_fill_(~self.mask, -torch.inf)
+        scores.masked_fill_(~self.mask.mT, -torch.inf)
 
 
-class _Sight(NamedTuple):
-    """Who sees whom inside a tile: positions of the listed queries (shifted so that the last ones meet) and keys."""
+@dataclass
+class _Gathered:
+    """The keys of a run of tiles; `rows` are those of its key slots in a gradient laid out token by token."""
 
+    k: Tensor
+    v: Tensor
+    rows: Tensor
+    masks: Sequence[Mask]
+    weights: Tensor
+    scratch: Tensor
+
+    def accumulate(self, total: Tensor, weights: Tensor, rows: Tensor) -> None:
+        total.index_add_(0, self.rows, torch.bmm(weights, rows).flatten(0, 1))
+
+
+class _Lists(NamedTuple):
+    """q, k, v and the listed positions of queries (shifted so that the last query meets the last key) and keys."""
+
+    q: _Rows
+    k: _Rows
+    v: _Rows
     queries: Tensor
     keys: Tensor
-    causal: bool
-    exclude_self: bool
+    like: _Rows  # rows of the keys' gradients
 
-    def mask(self, run: _Run) -> _Hidden | None:
-        masks = []
+    def part(self, run: _Run, causal: bool, exclude_self: bool, buffers: int) -> _Gathered:
+        masks: list[Mask] = []
         if run.real_queries is not None:
-            masks.append(run.real_queries[:, :, None])
+            masks.append(_Hidden(run.real_queries[:, :, None]))
         if run.real_keys is not None:
-            masks.append(run.real_keys[:, None, :])
-        if self.causal or self.exclude_self:
+            masks.append(_Hidden(run.real_keys[:, None, :]))
+        if causal or exclude_self:
             query, key = self.queries[run.queries][:, :, None], self.keys[run.keys][:, None, :]
-            masks += [key <= query] if self.causal else []
-            masks += [key != query] if self.exclude_self else []
-        if not masks:
-            return None
-        mask = masks[0]
-        for other in masks[1:]:
-            mask = mask & other
-        return _Hidden(mask.expand(-1, run.queries.shape[1], run.keys.shape[1]))
+            masks += [_Hidden(key <= query)] if causal else []
+            masks += [_Hidden(key != query)] if exclude_self else []
+        k, v, (c, m) = self.k.take(run.keys), self.v.take(run.keys), run.queries.shape
+        spaces = [k.new_empty(c, k.shape[1], m) for _ in range(buffers)]
+        return _Gathered(k, v, self.like.of_slot[run.keys].view(-1), masks, spaces[0], spaces[-1])
 
 
-def _sight(q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, causal: bool, exclude_self: bool) -> _Sight:
-    return _Sight((queries + (k.shape[2] - q.shape[2])).view(-1), keys.reshape(-1), causal, exclude_self)
+def _lists(q: Tensor, k: Tensor, v: Tensor, queries: Tensor, keys: Tensor, like: Tensor) -> _Lists:
+    shifted = (queries + (k.shape[2] - q.shape[2])).view(-1)
+    return _Lists(_rows(q, queries), _rows(k, keys), _rows(v, keys), shifted, keys.reshape(-1), _rows(like, keys))
 
 
 def _like_tokens(x: Tensor, width: int, dtype: torch.dtype) -> Tensor:
@@ -192,32 +200,33 @@ def _forward(
     exclude_self: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    acc, lists = accumulator(q.dtype), (queries.shape[-1], keys.shape[-1])
-    out, lse = _like_tokens(q, v.shape[-1], acc), q.new_full(q.shape[:-1], -torch.inf, dtype=acc)
-    q_rows, k_rows, v_rows = _rows(q, queries), _rows(k, keys), _rows(v, keys)
-    out_rows, lse_rows = _rows(out, queries), _rows(lse[..., None], queries)
-    sight, safe = _sight(q, k, queries, keys, causal, exclude_self), bounded(q, k, scale)
+    acc = accumulator(q.dtype)
+    out, lse = _like_tokens(q, v.shape[-1], acc), _like_tokens(q, 1, acc).fill_(-torch.inf)
+    lists, safe = _lists(q, k, v, queries, keys, k), bounded(q, k, scale)
+    (out_flat, rows), lse_flat = _rows(out, queries), _rows(lse, queries).flat
     for number, each in enumerate(tiles):
-        for run in _runs(each, lists, q):
-            tile = q_rows.take(run.queries).mul_(scale * LOG2_E)
-            weights = tile.new_empty(*tile.shape[:2], run.keys.shape[1])
-            part = Part(k_rows.take(run.keys), v_rows.take(run.keys), sight.mask(run), weights)
-            found = tile.new_empty(*tile.shape[:2], v.shape[-1])
-            top = attend(tile, [part], found, safe)
+        for run in _runs(each, (queries.shape[-1], keys.shape[-1]), q):
+            tile = transposed(lists.q.take(run.queries), scale)
+            found = tile.new_empty(*run.queries.shape, v.shape[-1])
+            log_sum = attend(tile, [lists.part(run, causal, exclude_self, 1)], found, safe)[..., None]
             real = slice(None) if run.real_queries is None else run.real_queries
-            slots, found, top = run.queries[real].view(-1), found[real].view(-1, v.shape[-1]), top[real].view(-1, 1)
+            here, found, log_sum = (
+                rows[run.queries[real].view(-1)],
+                found[real].flatten(0, -2),
+                log_sum[real].view(-1, 1),
+            )
             if number:
-                found, top = _joined(out_rows.take(slots), lse_rows.take(slots), found, top)
-            out_rows.put(slots, found)
-            lse_rows.put(slots, top)
-    return out.to(v.dtype), lse.div_(LOG2_E)
+                found, log_sum = _joined(out_flat[here], lse_flat[here], found, log_sum)
+            out_flat.index_copy_(0, here, found)
+            lse_flat.index_copy_(0, here, log_sum)
+    return out.to(v.dtype), lse.squeeze(-1)
 
 
-def _joined(out: Tensor, lse: Tensor, found: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
-    """What earlier passes found and what this one did, under one softmax; logs are to base 2."""
-    both = torch.logaddexp2(lse, top)
+def _joined(out: Tensor, lse: Tensor, found: Tensor, log_sum: Tensor) -> tuple[Tensor, Tensor]:
+    """What earlier passes found and what this one did, under one softmax."""
+    both = torch.logaddexp(lse, log_sum)
     finite = both.masked_fill(both == -torch.inf, 0)
-    return out.mul_(torch.exp2(lse - finite)).addcmul_(found, torch.exp2(top - finite)), both
+    return out.mul_((lse - finite).exp_()).addcmul_(found, (log_sum - finite).exp_()), both
 
 
 @_forward.register_fake
@@ -232,7 +241,7 @@ def _(
     exclude_self: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    return _like_tokens(q, v.shape[-1], v.dtype), q.new_empty(q.shape[:-1], dtype=accumulator(q.dtype))
+    return _like_tokens(q, v.shape[-1], v.dtype), _like_tokens(q, 1, accumulator(q.dtype)).squeeze(-1)
 
 
 @torch.library.custom_op("attnbench::gathered_attention_backward", mutates_args=())
@@ -250,25 +259,20 @@ def _backward(
     grad: Tensor,
     delta: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    acc, lists = accumulator(q.dtype), (queries.shape[-1], keys.shape[-1])
+    acc = accumulator(q.dtype)
     dq, dk, dv = (_like_tokens(x, x.shape[-1], acc) for x in (q, k, v))
-    q_rows, k_rows, v_rows, grad_rows = _rows(q, queries), _rows(k, keys), _rows(v, keys), _rows(grad, queries)
-    lse_rows, delta_rows = _rows((lse * LOG2_E)[..., None], queries), _rows(delta[..., None], queries)
-    dq_rows, dk_rows, dv_rows = _rows(dq, queries), _rows(dk, keys), _rows(dv, keys)
-    sight, safe = _sight(q, k, queries, keys, causal, exclude_self), bounded(q, k, scale)
+    lists, safe = _lists(q, k, v, queries, keys, dk), bounded(q, k, scale)
+    dk_flat, dv_flat, (dq_flat, dq_rows) = _rows(dk, keys).flat, _rows(dv, keys).flat, _rows(dq, queries)
+    grad_rows, lse_rows, delta_rows = (_rows(x, queries) for x in (grad, lse[..., None], delta[..., None]))
     for each in tiles:
-        for run in _runs(each, lists, q):
-            tile = q_rows.take(run.queries).mul_(scale * LOG2_E)
-            weights, scratch = (tile.new_empty(*tile.shape[:2], run.keys.shape[1]) for _ in range(2))
-            part = Part(k_rows.take(run.keys), v_rows.take(run.keys), sight.mask(run), weights)
-            log_sum, row_delta = lse_rows.take(run.queries), delta_rows.take(run.queries)
-            tile_dq, [(tile_dk, tile_dv)] = attend_backward(
-                tile, [part], log_sum, grad_rows.take(run.queries), row_delta, safe, [scratch]
+        for run in _runs(each, (queries.shape[-1], keys.shape[-1]), q):
+            tile, part = transposed(lists.q.take(run.queries), scale), lists.part(run, causal, exclude_self, 2)
+            log_sum, row_delta = (x.take(run.queries).squeeze(-1) for x in (lse_rows, delta_rows))
+            found = attend_backward(
+                tile, [part], log_sum, grad_rows.take(run.queries), row_delta, safe, dk_flat, dv_flat
             )
-            dq_rows.add(run.queries, tile_dq)
-            dk_rows.add(run.keys, tile_dk)
-            dv_rows.add(run.keys, tile_dv)
-    return dq.mul_(scale).to(q.dtype), dk.div_(LOG2_E).to(k.dtype), dv.to(v.dtype)
+            dq_flat.index_add_(0, dq_rows[run.queries].view(-1), found.flatten(0, 1))
+    return dq.mul_(scale).to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 
 
 @_backward.register_fake
@@ -284,8 +288,9 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
 
 def _gradients(ctx: Any, grad: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
     *tensors, out, lse = ctx.saved_tensors
-    delta = (grad.to(lse.dtype) * out.to(lse.dtype)).sum(dim=-1) - grad_lse
-    dq, dk, dv = _backward(*tensors, ctx.causal, ctx.exclude_self, ctx.scale, lse, grad, delta)
+    with torch.autocast(grad.device.type, enabled=False):
+        delta = (grad.to(lse.dtype) * out.to(lse.dtype)).sum(dim=-1) - grad_lse
+        dq, dk, dv = _backward(*tensors, ctx.causal, ctx.exclude_self, ctx.scale, lse, grad, delta)
     return dq, dk, dv, *[None] * 6
 
 

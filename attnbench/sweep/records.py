@@ -104,12 +104,13 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
         allow_nan=False,
         ensure_ascii=False,
     )
-    with open(path, "ab+") as file:
+    with open(path, "ab+", buffering=0) as file:  # no buffer that would be flushed once more after an error
         _cut_torn_line(file)
         start = file.seek(0, os.SEEK_END)
+        rest = memoryview(line.encode() + b"\n")
         try:
-            file.write(line.encode() + b"\n")
-            file.flush()
+            while rest:
+                rest = rest[file.write(rest) :]
             os.fsync(file.fileno())
         except OSError:  # a full disk: leave whole lines behind, and let the sweep stop and say so
             file.truncate(start)

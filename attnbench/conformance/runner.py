@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 import unittest
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,12 +157,15 @@ class Case:
 
 def cases(
     name: str, options: Mapping[str, Any] | None = None, *, only: Iterable[str] | None = None, **settings: Any
-) -> Iterator[Case]:
+) -> list[Case]:
     """The kit as pytest parameters, one property each; `settings` are those of `check`.
 
     @pytest.mark.parametrize("case", attnbench.conformance.cases("mine"))
     def test_contract(case):
         case()
     """
-    for prop in _selected(only):
-        yield Case(name, prop, lambda prop=prop: check(name, options, only=[prop], **settings).results)  # type: ignore[misc]
+
+    def case(prop: str) -> Case:
+        return Case(name, prop, lambda: check(name, options, only=[prop], **settings).results)
+
+    return [case(prop) for prop in _selected(only)]

@@ -10,9 +10,10 @@ from typing import Any
 
 from attnbench.errors import UserError
 
-__all__ = ["Complaint", "entries", "labelled", "shown"]
+__all__ = ["Complaint", "entries", "labelled", "one_line", "shown"]
 
 LARGEST = 10_000  # entries that one grid may stand for
+LINE = 1000  # characters of an error
 SPAN = 80  # characters of a received value that an error shows
 
 
@@ -28,6 +29,12 @@ def shown(value: Any) -> str:
     """A received value on one line, cut where it is long."""
     text = repr(value)
     return text if len(text) <= SPAN else text[: SPAN - 3] + "..."
+
+
+def one_line(text: str) -> str:
+    """An error's text as one printable line, cut where it is long."""
+    plain = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in " ".join(text.split()))
+    return plain if len(plain) <= LINE else plain[: LINE - 3] + "..."
 
 
 def entries(key: str, raw: Any, reserved: tuple[str, ...] = ()) -> list[dict[str, Any]]:

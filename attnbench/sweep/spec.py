@@ -31,7 +31,7 @@ from attnbench.sweep.fields import (
     Seed,
     check_distinct,
 )
-from attnbench.sweep.grid import Complaint, labelled
+from attnbench.sweep.grid import Complaint, labelled, one_line
 from attnbench.sweep.overrides import apply_overrides
 from attnbench.sweep.training_spec import Accuracy, flat, resolved_accuracy
 
@@ -176,9 +176,9 @@ def parse_spec(data: Mapping[str, Any], *, source: str = "spec", overrides: Mapp
     try:
         spec = Spec.model_validate(_resolved(apply_overrides(data, overrides or {})))
     except ValidationError as error:
-        raise UserError(f"{source}: {complaint(error, Spec)}") from None
+        raise UserError(f"{source}: {one_line(complaint(error, Spec))}") from None
     except Complaint as error:
-        raise UserError(f"{source}: {error}") from None
+        raise UserError(f"{source}: {one_line(str(error))}") from None
     spec._source = source
     return spec
 

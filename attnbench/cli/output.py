@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-__all__ = ["console", "print_json", "print_table"]
+__all__ = ["console", "print_json", "print_table", "rows_as_json"]
 
 
 def console(stderr: bool = False) -> Any:
@@ -48,3 +48,8 @@ def print_table(
             maxcolwidths=widths if cells else None,
         )
     )
+
+
+def rows_as_json(frame: Any) -> list[dict[str, Any]]:
+    """The rows of a data frame as strict JSON values: what is missing is null."""
+    return json.loads(frame.to_json(orient="records"))

@@ -7,55 +7,60 @@ from typing import Annotated
 
 import typer
 
-from attnbench.cli.output import print_json, print_table
-from attnbench.errors import UserError
-
-FORMATS = ("html", "md", "csv", "png", "svg")
+from attnbench.cli.output import print_json, print_table, rows_as_json
 
 
 def report(
     run: Annotated[Path, typer.Argument(help="A run directory.")],
     formats: Annotated[
-        list[str] | None, typer.Option("--format", help=f"One of {', '.join(FORMATS)}; may be repeated. Default: all.")
+        list[str] | None, typer.Option("--format", help="html, md, csv, png or svg; may be repeated. Default: all.")
+    ] = None,
+    also: Annotated[
+        list[Path] | None, typer.Option("--also", help="A further run of the same machine, read with it.")
     ] = None,
 ) -> None:
     """Write the tables, plots and page of a run from its records alone."""
-    from attnbench.errors import nearest
-    from attnbench.report import write_report
+    from attnbench.report import FORMATS, write_report
 
-    for name in formats or ():
-        if name not in FORMATS:
-            raise UserError(f"unknown format {name!r}{nearest(name, FORMATS)}; valid formats: {', '.join(FORMATS)}")
-    for path in write_report(run, tuple(formats or FORMATS)):
+    for path in write_report(run, tuple(formats or FORMATS), also=also or ()):
         typer.echo(path)
 
 
 def recommend(
     run: Annotated[Path, typer.Argument(help="A run directory.")],
     length: Annotated[int, typer.Option(min=1, help="The length you need.")],
-    max_memory: Annotated[float | None, typer.Option(metavar="GB", help="Peak memory allowed, in GB.")] = None,
+    max_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Peak memory allowed, such as 2GiB.")] = None,
     min_accuracy: Annotated[float | None, typer.Option(help="Accuracy needed, from 0 to 1.")] = None,
     task: Annotated[str | None, typer.Option(help="The task that accuracy is taken from.")] = None,
-    causal: Annotated[bool | None, typer.Option("--causal/--bidirectional", help="Only cells of this kind.")] = None,
+    causal: Annotated[bool, typer.Option("--causal", help="Attention must be causal.")] = False,
+    mode: Annotated[
+        str | None, typer.Option(help="forward, backward, train_step or decode, where several were measured.")
+    ] = None,
+    also: Annotated[
+        list[Path] | None, typer.Option("--also", help="A further run of the same machine, read with it.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Rank the variants for a length and limits, with the evidence; and say what was excluded and why."""
     from attnbench.analysis import load
-    from attnbench.analysis.recommend import recommend as rank
+    from attnbench.analysis.recommendation import recommend as rank
 
-    advice = rank(load(run), length, max_memory=max_memory, min_accuracy=min_accuracy, task=task, causal=causal)
+    advice = rank(
+        load(run, *(also or ())),
+        length,
+        max_memory=max_memory,
+        min_accuracy=min_accuracy,
+        causal=causal,
+        task=task,
+        mode=mode,
+    )
     if as_json:
-        print_json(advice.as_dict())
+        ranked, excluded = rows_as_json(advice.ranked), rows_as_json(advice.excluded)
+        print_json({"answer": advice.answer, "conditions": advice.conditions, "ranked": ranked, "excluded": excluded})
         return
-    typer.echo(advice.text())
-
-
-def print_run(folder: Path) -> None:
-    """The tables that a reader wants first, at 80 columns: time, memory and accuracy by label."""
-    from attnbench.analysis import load, tables
-    from attnbench.report.terminal import overview
-
-    run = load(folder)
-    for title, columns, rows in overview(tables(run)):
+    typer.echo(f"{advice.answer}\n({advice.conditions})\n")
+    places = [[place, row["label"], row["reason"]] for place, row in enumerate(rows_as_json(advice.ranked), start=1)]
+    print_table(["", "label", "why"], places, right=[""])
+    if len(advice.excluded):
         typer.echo("")
-        print_table(columns, rows, right=columns[1:], title=title)
+        print_table(["excluded", "why"], [[row["label"], row["reason"]] for row in rows_as_json(advice.excluded)])

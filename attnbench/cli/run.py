@@ -53,7 +53,7 @@ def run(
 
 
 def _finish(folder: Path, summary: Any, seconds: float) -> None:
-    from attnbench.cli.report import print_run
+    from attnbench.cli.overview import print_run
     from attnbench.report import write_report
 
     paths = write_report(folder, ("csv", "md", "png", "svg", "html"))
@@ -94,7 +94,7 @@ def _print_plan(spec: Any) -> None:
     plan = make_plan(spec)
     counts: dict[tuple[str, str], int] = {}
     for cell in plan.cells:
-        key = (cell.definition["quantity"], cell.definition["label"])
+        key = (cell.definition["quantity"], cell.definition.get("label") or "(machine)")
         counts[key] = counts.get(key, 0) + 1
     quantities = list(dict.fromkeys(quantity for quantity, _ in counts))
     labels = list(dict.fromkeys(label for _, label in counts))

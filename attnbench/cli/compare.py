@@ -54,7 +54,7 @@ def import_(
     column: Annotated[
         list[str] | None,
         typer.Option(
-            "--column", metavar="THEIRS=OURS", help="What a column of the CSV is called here; may be repeated."
+            "--column", metavar="OURS=THEIRS", help="Which column of the CSV holds one of ours; may be repeated."
         ),
     ] = None,
 ) -> None:
@@ -62,8 +62,8 @@ def import_(
     from attnbench.analysis.imports import import_results
 
     pairs = [item.partition("=") for item in column or ()]
-    for theirs, sign, ours in pairs:
+    for ours, sign, theirs in pairs:
         if not (theirs and sign and ours):
-            raise UserError(f"--column takes THEIRS=OURS, received {theirs + sign + ours!r}")
-    path = import_results(source, out, {theirs: ours for theirs, _, ours in pairs} or None)
+            raise UserError(f"--column takes OURS=THEIRS, received {ours + sign + theirs!r}")
+    path = import_results(source, out, {ours: theirs for ours, _, theirs in pairs} or None)
     typer.echo(f"{path}/records.jsonl is written; next: attnbench report {path}")

@@ -47,18 +47,18 @@ def plan(spec: Spec) -> Plan:
 
 
 class _Subject:
-    """An entry of the spec with what the registry knows of it; refusals do not depend on the length and are looked up once."""
+    """An entry of the spec with what the registry knows of it; the refusals of a mode are the same everywhere, and kept."""
 
     def __init__(self, spec: Spec, entry: Entry) -> None:
         self.spec, self.entry = spec, entry
         self.info = _described(spec, entry)
-        self._refusals: dict[tuple[Any, ...], tuple[str, ...]] = {}
+        self._by_mode: dict[str, list[str]] = {}
 
-    def refusals(self, workload: Workload, quantity: str) -> tuple[str, ...]:
-        key = (quantity, workload.mode, workload.device, workload.scope)
-        if key not in self._refusals:
-            self._refusals[key] = tuple(refusals(workload)) + tuple(_refused_quantity(self.info, workload, quantity))
-        return self._refusals[key]
+    def refusals(self, definition: dict[str, Any]) -> tuple[str, ...]:
+        mode = definition["mode"]
+        if mode not in self._by_mode:
+            self._by_mode[mode] = refusals(workload_of(definition))
+        return (*self._by_mode[mode], *_refused_quantity(self.info, definition))
 
 
 def _described(spec: Spec, entry: Entry) -> VariantInfo:
@@ -92,10 +92,11 @@ def _check_devices(spec: Spec) -> None:
             raise UserError(f"{spec.source}: devices: {error}") from None
 
 
-def _refused_quantity(info: VariantInfo, workload: Workload, quantity: str) -> Iterator[str]:
+def _refused_quantity(info: VariantInfo, definition: dict[str, Any]) -> Iterator[str]:
+    quantity = definition["quantity"]
     if quantity == "compile" and not info.supports.compiles:
         yield f"{info.name} does not compile" + "".join(f": {note}" for note in info.supports.notes)
-    if quantity == "memory" and workload.device == "mps":
+    if quantity == "memory" and definition["device"] == "mps":
         yield "peak memory is measured on cpu and cuda, not on mps"
 
 
@@ -123,7 +124,7 @@ def _groups(spec: Spec, subjects: list[_Subject], quantity: str, length: int | N
 def _cell(spec: Spec, subject: _Subject, common: dict[str, Any]) -> Cell:
     entry, info = subject.entry, subject.info
     definition = common | {"variant": entry.name, "label": entry.label, "options": entry.options}
-    reasons = subject.refusals(workload_of(definition), common["quantity"])
+    reasons = subject.refusals(definition)
     seconds = estimate(definition, info.supports, spec.sample_seconds)
     return Cell(definition, info.code, info.cls.__module__, reasons, 0.0 if reasons else seconds)
 

@@ -204,7 +204,7 @@ def test_variants_are_needed():
 def test_a_file_that_is_not_there_names_the_experiments(tmp_path):
     with pytest.raises(UserError, match="no such file or experiment"):
         load_spec(tmp_path / "none.toml")
-    with pytest.raises(UserError, match="quik: no such file or experiment .did you mean 'quick'"):
+    with pytest.raises(UserError, match=r"quik: no such file or experiment .did you mean 'quick'"):
         load_spec("quik")
 
 

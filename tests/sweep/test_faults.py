@@ -1,0 +1,125 @@
+"""The whole way with real processes: what goes wrong in a cell costs that cell, and what kills the sweep costs nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnbench.sweep import records
+from attnbench.sweep.isolation import Isolation
+from attnbench.sweep.runner import run
+from attnbench.sweep.spec import parse_spec
+
+MISBEHAVING = ["fine", "raises", "hangs", "leaves", "crashes", "eats", "wrong"]
+SPEC: dict[str, Any] = {
+    "variants": MISBEHAVING,
+    "lengths": [64, 600, 700],
+    "quantities": ["memory"],
+    "model": {"dim": 16, "heads": 2},
+    "threads": 1,
+    "limits": {"seconds": 10, "memory_gb": 0.5},
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> dict[tuple[str, int], dict[str, Any]]:
+    out = tmp_path_factory.mktemp("misbehaving")
+    run(parse_spec(SPEC), out)
+    return {(row["label"], row["length"]): row for row in records.read(out / records.FILE)}
+
+
+@pytest.mark.parametrize(
+    ("label", "status", "reason", "longer"),
+    [
+        ("fine", "ok", None, "ok"),
+        ("raises", "error", "ValueError: too long for me [", "error"),
+        ("hangs", "timeout", "over the time limit of 10 s", "skipped"),
+        ("leaves", "error", "left with exit status 7", "error"),
+        ("crashes", "error", "SIGSEGV", "error"),
+        ("eats", "oom", "", "skipped"),
+    ],
+)
+def test_a_cell_that_goes_wrong_costs_itself_alone(found, label, status, reason, longer):
+    assert found[label, 64]["status"] == "ok", found[label, 64]["reason"]
+    row = found[label, 600]
+    assert row["status"] == status, row["reason"]
+    assert (row["value"] is None) == (status != "ok")
+    if reason is not None:
+        assert reason in row["reason"]
+    assert found[label, 700]["status"] == longer
+
+
+def test_a_variant_that_fails_the_gate_carries_no_number(found):
+    for length in (64, 600, 700):
+        row = found["wrong", length]
+        assert row["status"] == "incorrect"
+        assert row["value"] is None
+        assert "reference" in row["reason"]
+
+
+def test_memory_is_exact_to_the_byte_whatever_ran_before(found, tmp_path):
+    run(parse_spec(SPEC | {"variants": ["fine"], "seed": 5}), tmp_path)
+    alone = {row["length"]: row["value"] for row in records.read(tmp_path / records.FILE)}
+    assert alone == {length: found["fine", length]["value"] for length in (64, 600, 700)}
+
+
+# -- kills
+
+KILLED = {
+    "variants": ["fine", "twice"],
+    "lengths": [64, 128, 256],
+    "quantities": ["speed", "memory"],
+    "rounds": 10,
+    "sample_seconds": 0.01,
+    "threads": 1,
+}
+
+
+def check_whole(out: Path) -> None:
+    """Nothing lost, nothing doubled."""
+    rows = list(records.read(out / records.FILE))
+    once = Counter((row["cell"], row["session"], row["round"]) for row in rows)
+    assert set(once.values()) == {1}
+    exact = Counter(row["cell"] for row in rows if row["quantity"] != "speed")
+    assert len(exact) == 2 * 3 + 2
+    assert set(exact.values()) == {1}
+    timed: dict[tuple[int, int], Counter] = {}
+    for row in rows:
+        if row["quantity"] == "speed":
+            timed.setdefault((row["length"], row["round"]), Counter())[row["session"]] += 1
+    assert set(timed) == {(length, round_) for length in (64, 128, 256) for round_ in range(1, 11)}
+    for sessions in timed.values():
+        assert list(sessions.values()).count(2) == 1, "each round is whole in one session, and in one alone"
+
+
+@pytest.mark.slow
+def test_a_hundred_kills_lose_nothing_and_double_nothing(tmp_path):
+    """Each session is itself a child of a fork server, whose time limit is the kill."""
+    kills, whole = 0, 0
+    with Isolation() as isolation:
+        while kills < 100:
+            out = tmp_path / str(whole)
+            payload = {"spec": KILLED, "out": str(out), "seed": kills, "nap": 0.005, "real": False}
+            result = isolation.call("victim:sweep_and_die", payload, seconds=120)
+            if "SIGKILL" in result.get("reason", ""):
+                kills += 1
+                continue
+            assert result["status"] == "ok", result
+            check_whole(out)
+            whole += 1
+        payload = {"spec": KILLED, "out": str(out), "seed": None, "nap": 0.0, "real": False}
+        assert isolation.call("victim:sweep_and_die", payload, seconds=120)["status"] == "ok"
+        check_whole(out)
+
+
+@pytest.mark.slow
+def test_kills_of_a_sweep_with_real_measurements(tmp_path):
+    with Isolation() as isolation:
+        for seed in [1, 2, 3, 4, 5, None]:
+            payload = {"spec": KILLED | {"rounds": 10}, "out": str(tmp_path), "seed": seed, "nap": 0.05, "real": True}
+            result = isolation.call("victim:sweep_and_die", payload, seconds=300)
+            assert ("SIGKILL" in result.get("reason", "")) == (seed is not None), result
+    check_whole(tmp_path)

@@ -62,7 +62,8 @@ def speed(run: Run) -> pd.DataFrame:
     frame["tokens_per_second"] = frame["batch"].astype(float) * each / frame["seconds"]
     floors = summarise(run.usable("floor"), _MACHINE)[[*_MACHINE, "median"]]
     frame = frame.merge(floors.rename(columns={"median": "floor"}), on=_MACHINE, how="left")
-    frame["at_floor"] = frame["floor"] > FLOOR_SHARE * frame["seconds"]
+    known = frame["floor"].notna() & frame["seconds"].notna()
+    frame["at_floor"] = (frame["floor"] > FLOOR_SHARE * frame["seconds"]).astype("boolean").where(known)
     columns = ["seconds", "low", "high", "n", "tokens_per_second", "floor", "at_floor", "status", "reason"]
     return frame[[*KEYS, *columns, *REST]]
 

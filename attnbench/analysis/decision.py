@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import pandas as pd
 
 from attnbench.analysis.costs import KEYS, REST, arrange
@@ -56,7 +57,7 @@ def _accuracy(scored: pd.DataFrame) -> pd.DataFrame:
     wanted = fractions["worst_task"].nunique()
     rows = []
     for label, part in fractions.groupby("label", sort=False):
-        row = {"label": label, "accuracy": pd.NA, "worst_accuracy": pd.NA, "worst_task": None}
+        row = {"label": label, "accuracy": np.nan, "worst_accuracy": np.nan, "worst_task": None}
         if part["mean"].notna().all() and part["worst_task"].nunique() == wanted:
             worst = rows_of(part.sort_values("mean", kind="stable"))[0]
             row |= {"accuracy": part["mean"].mean(), "worst_accuracy": worst["mean"], "worst_task": worst["worst_task"]}

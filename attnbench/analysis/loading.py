@@ -22,6 +22,7 @@ __all__ = [
     "complete_rounds",
     "last_outcomes",
     "load",
+    "meanings",
     "rows_of",
     "same_machine",
     "usable_records",
@@ -42,6 +43,7 @@ _VOLATILE = (
     "commit",
     "git",
     "load",
+    "meanings",
     "rows_of",
     "time",
     "date",
@@ -90,6 +92,11 @@ class Run:
             records = self.of(quantity)
             self._usable[quantity] = complete_rounds(records) if quantity == "speed" else usable_records(records)
         return self._usable[quantity]
+
+    def positive(self, quantity: str) -> pd.DataFrame:
+        """The usable records whose value has a logarithm, and may stand below a ratio."""
+        usable = self.usable(quantity)
+        return usable[usable["value"] > 0]
 
 
 def load(path: str | Path, *more: str | Path) -> Run:
@@ -156,13 +163,13 @@ def _check_mergeable(first: Run, other: Run) -> None:
     differences = same_machine(first.environment, other.environment)
     if differences:
         raise UserError(f"{first.path} and {other.path} come from different environments: {'; '.join(differences)}")
-    means = _meanings(first)
-    for label, meaning in _meanings(other).items():
+    means = meanings(first)
+    for label, meaning in meanings(other).items():
         if means.get(label, meaning) != meaning:
             raise UserError(f"label {label!r} is {means[label]} in {first.path} and {meaning} in {other.path}")
 
 
-def _meanings(run: Run) -> dict[str, str]:
+def meanings(run: Run) -> dict[str, str]:
     seen = run.frame.dropna(subset=["variant"]).drop_duplicates("label")
     return {row["label"]: f"{row['variant']} {records.canonical(row['options'] or {})}" for row in rows_of(seen)}
 
@@ -185,7 +192,8 @@ def last_outcomes(frame: pd.DataFrame) -> pd.DataFrame:
 
 def usable_records(frame: pd.DataFrame) -> pd.DataFrame:
     """The records that count: ok, and of cells that ended ok. A cell that failed in a later round carries no number."""
-    ended_ok = last_outcomes(frame).query("status == 'ok'")["cell"]
+    ended = last_outcomes(frame)
+    ended_ok = ended["cell"][ended["status"] == "ok"]
     return frame[(frame["status"] == "ok") & frame["cell"].isin(ended_ok)]
 
 

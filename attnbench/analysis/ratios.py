@@ -20,7 +20,7 @@ def paired(run: Run, quantity: str) -> pd.DataFrame:
     A partner did equal work, on the same host with the same threads, and, where the clock is involved, in the same round of the
     same session: what slows the machine for a while slows both.
     """
-    records = run.usable(quantity).query("value > 0")
+    records = run.positive(quantity)
     together = [*WORK, "host", "threads", *(["session", "round"] if quantity == "speed" else [])]
     base = records[records["label"] == run.baseline].groupby(together, dropna=False, sort=False)["value"].median()
     joined = records.merge(base.rename("base").reset_index(), on=together)
@@ -28,7 +28,9 @@ def paired(run: Run, quantity: str) -> pd.DataFrame:
 
 
 def all_pairs(run: Run) -> dict[str, pd.DataFrame]:
-    return {quantity: paired(run, quantity) for quantity in COST}
+    """The paired records of every quantity that the run holds."""
+    held = set(run.frame["quantity"]) & set(COST)
+    return {quantity: paired(run, quantity) for quantity in COST if quantity in held or not held}
 
 
 def ratios(run: Run, pairs: Mapping[str, pd.DataFrame]) -> pd.DataFrame:

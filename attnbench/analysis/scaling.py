@@ -49,9 +49,11 @@ def exponent_of(lengths: np.ndarray, rounds: np.ndarray) -> tuple[float, float, 
     middle, low, high = median_interval(slopes)
     if np.isnan(low) and len(lengths) > 2:
         y = np.log(np.median(rounds, axis=0))
-        fit = stats.linregress(x, y)
-        half = stats.t.ppf((1 + CONFIDENCE) / 2, len(lengths) - 2) * fit.stderr
-        return float(fit.slope), float(fit.slope - half), float(fit.slope + half)
+        slope = float(y @ x / (x @ x))
+        residuals = y - y.mean() - slope * x
+        error = np.sqrt(residuals @ residuals / (len(x) - 2) / (x @ x))
+        half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(x) - 2) * error)
+        return slope, slope - half, slope + half
     return middle, low, high
 
 
@@ -62,7 +64,7 @@ def scaling(run: Run, seconds: pd.DataFrame) -> pd.DataFrame:
     drowned = set(zip(*(floor[column].tolist() for column in (*WORK, "label")), strict=True))
     rows = []
     for quantity in COST:
-        records = run.usable(quantity).query("value > 0")
+        records = run.positive(quantity)
         if quantity == "speed" and drowned:
             cell = zip(*(records[column].tolist() for column in (*WORK, "label")), strict=True)
             records = records[[key not in drowned for key in cell]]

@@ -3,6 +3,9 @@
     block_attention(q, k, v, mask=None, *, scale=None) -> (out, lse)
         Softmax attention inside each block. q (..., n_q, d), k (..., n_k, d), v (..., n_k, e) with equal leading dimensions
         (batch, heads, blocks, whatever there is); mask bool, broadcastable to (..., n_q, n_k), True = visible.
+    sparse_attention(q, k, v, *, before, after, shift=0, band_mask=None, extra=None, extra_mask=None) -> (out, lse)
+        Query i sees a band of keys round i + shift, read in place, and further keys listed for its tile. q, k, v
+        (batch, heads, n, d).
     merge((out, lse), (out, lse), ...) -> (out, lse)
         Results over disjoint sets of keys, joined as if one softmax had run over their union.
 
@@ -18,5 +21,6 @@ Each function is a custom operator with shapes for tracing, autograd and a flop 
 
 from attnbench.kernels.blocks import block_attention
 from attnbench.kernels.merging import merge
+from attnbench.kernels.sparse import sparse_attention
 
-__all__ = ["block_attention", "merge"]
+__all__ = ["block_attention", "merge", "sparse_attention"]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from attnbench.kernels.parts import Hidden, Own
 from attnbench.kernels.pieces import accumulator, attend, attend_backward, bounded, piece_bytes, transposed
 
 __all__ = ["block_attention"]
@@ -65,34 +65,6 @@ def _flat_mask(mask: Tensor, lead: torch.Size, n_q: int, n_k: int) -> Tensor:
     return mask.expand(*lead, rows, n_k).reshape(-1, rows, n_k)
 
 
-@dataclass
-class _Hidden:
-    """A bool mask (1 or c, T or 1, W) over a piece."""
-
-    mask: Tensor
-
-    def zero_(self, weights: Tensor) -> None:
-        weights.mul_(self.mask.mT.to(weights.dtype))
-
-    def exclude_(self, scores: Tensor) -> None:
-        scores.masked_fill_(~self.mask.mT, -torch.inf)
-
-
-@dataclass
-class _Own:
-    """The keys of a run of blocks."""
-
-    k: Tensor
-    v: Tensor
-    blocks: slice
-    masks: list[_Hidden]
-    weights: Tensor
-    scratch: Tensor
-
-    def accumulate(self, total: Tensor, weights: Tensor, rows: Tensor) -> None:
-        total[self.blocks].baddbmm_(weights, rows)
-
-
 def _pieces(blocks: int, n_q: int, n_k: int, x: Tensor) -> Iterator[tuple[slice, slice]]:
     """Runs of blocks, or of the rows of one block, whose scores fit in the budget."""
     room = piece_bytes(x.device) // accumulator(x.dtype).itemsize
@@ -103,7 +75,7 @@ def _pieces(blocks: int, n_q: int, n_k: int, x: Tensor) -> Iterator[tuple[slice,
             yield slice(block, min(block + count, blocks)), slice(row, min(row + rows, n_q))
 
 
-def _parts(k: Tensor, v: Tensor, mask: Tensor | None, n_q: int, buffers: int) -> Iterator[tuple[slice, slice, _Own]]:
+def _parts(k: Tensor, v: Tensor, mask: Tensor | None, n_q: int, buffers: int) -> Iterator[tuple[slice, slice, Own]]:
     """Every piece with its keys, all in turn over the same buffers."""
     (blocks, n_k, _), acc = k.shape, accumulator(k.dtype)
     pieces = list(_pieces(blocks, n_q, n_k, k))
@@ -114,9 +86,9 @@ def _parts(k: Tensor, v: Tensor, mask: Tensor | None, n_q: int, buffers: int) ->
         masks = []
         if mask is not None:
             seen = mask if mask.shape[0] == 1 else mask[block]
-            masks.append(_Hidden(seen if seen.shape[1] == 1 else seen[:, row]))
+            masks.append(Hidden(seen if seen.shape[1] == 1 else seen[:, row]))
         views = [space[: math.prod(shape)].view(shape) for space in spaces]
-        yield block, row, _Own(k[block].to(acc), v[block].to(acc), block, masks, views[0], views[-1])
+        yield block, row, Own(k[block].to(acc), v[block].to(acc), block, masks, views[0], views[-1])
 
 
 @torch.library.custom_op("attnbench::block_attention", mutates_args=())

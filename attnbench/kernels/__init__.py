@@ -8,6 +8,10 @@
         (batch, heads, n, d).
     merge((out, lse), (out, lse), ...) -> (out, lse)
         Results over disjoint sets of keys, joined as if one softmax had run over their union.
+    full_rows(q, k, v, key_mask=None) -> out
+        Full attention, for the few queries of a sparse pattern that see everything.
+    dense_softmax(q, k, visible, key_mask=None) -> weights
+        The explicit matrix, for dense definitions.
 
 `out` has the dtype of v. `lse` (..., n_q) is the natural log of the sum of exponentials, in float32 (float64 for double
 inputs), and differentiable. A query that sees nothing gets zeros, an lse of -inf and zero gradients. Under autocast the
@@ -20,7 +24,8 @@ Each function is a custom operator with shapes for tracing, autograd and a flop 
 """
 
 from attnbench.kernels.blocks import block_attention
+from attnbench.kernels.dense import dense_softmax, full_rows
 from attnbench.kernels.merging import merge
 from attnbench.kernels.sparse import sparse_attention
 
-__all__ = ["block_attention", "merge", "sparse_attention"]
+__all__ = ["block_attention", "dense_softmax", "full_rows", "merge", "sparse_attention"]

@@ -1,0 +1,110 @@
+"""Each query sees the positions a multiple of the stride away: the length is folded, and attention runs inside each fold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import torch
+from attnbench.capabilities import Growth, Supports
+from attnbench.contract import Variant
+from attnbench.kernels import dense_softmax
+from attnbench.registry import register
+from einops import rearrange
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+
+class Cache(NamedTuple):
+    """Decoding state: the keys and values met so far, and which of them are real (None: all)."""
+
+    k: Tensor
+    v: Tensor
+    key_mask: Tensor | None
+
+
+def supports(options: Mapping[str, Any]) -> Supports:
+    sqrt = options["stride"] == "sqrt"
+    return Supports(
+        causal=True,
+        padding=True,
+        decode=True,
+        max_len=sqrt,
+        time=Growth("n^1.5 d", 1.5) if sqrt else Growth("n^2 d / stride", 2.0),
+        memory=Growth("n d", 1.0),
+        path="infinite across folds",
+        exact_when={"stride": 1},
+        small={"stride": 4},
+        notes=("positions in different folds never meet: mix it with a local variant over heads or layers",),
+    )
+
+
+@register("strided", supports=supports)
+class Strided(Variant):
+    """Strided attention: the second factor of the sparse Transformer.
+
+    out_i = softmax over j of (q_i k_j / sqrt(head_dim)) v_j,  (i - j) mod stride = 0;  causal: and j <= i
+
+    Args:
+        stride: a whole number of at least 1, or "sqrt": the square root of max_len, rounded up.
+
+    Source: Child et al. 2019, "Generating Long Sequences with Sparse Transformers", section 4.3, A^(2).
+    """
+
+    def __init__(self, *, stride: int | Literal["sqrt"] = "sqrt", **common: Any) -> None:
+        super().__init__(**common)
+        if stride == "sqrt":
+            stride = math.isqrt((self.max_len or 1) - 1) + 1
+        if not isinstance(stride, int) or isinstance(stride, bool) or stride < 1:
+            raise ValueError(f"{self.name}: stride must be a whole number of at least 1 or 'sqrt', received {stride!r}")
+        self.stride = stride
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+        batch, heads, n, _ = q.shape
+        stride = min(self.stride, n)
+        missing = -n % stride
+        mask = None
+        if key_mask is not None or (missing and not self.causal):  # a causal query never sees the padding behind it
+            mask = key_mask if key_mask is not None else q.new_ones(batch, n, dtype=torch.bool)
+            mask = rearrange(pad(mask, (0, missing)), "b (row fold) -> b fold row", fold=stride)
+            mask = mask[:, :, None].expand(-1, -1, n // stride + bool(missing), -1)
+            if self.causal:
+                mask = mask.tril()
+            mask = mask.repeat_interleave(heads, dim=0)
+        folded = [
+            rearrange(pad(x, (0, 0, 0, missing)) if missing else x, "b h (row fold) d -> (b h) fold row d", fold=stride)
+            for x in (q, k, v)
+        ]
+        empty = None if mask is None else ~mask.any(dim=-1, keepdim=True)
+        visible = None if mask is None else mask | empty  # a softmax over nothing is undefined
+        out = scaled_dot_product_attention(*folded, attn_mask=visible, is_causal=self.causal and mask is None)
+        if empty is not None:
+            out = out.masked_fill(empty, 0)
+        return rearrange(out, "(b h) fold row d -> b h (row fold) d", b=batch)[:, :, :n]
+
+    def dense_weights(self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        position = torch.arange(q.shape[2], device=q.device)
+        distance = position[:, None] - position
+        visible = (distance % self.stride == 0)[None, None]
+        if self.causal:
+            visible = visible & (distance >= 0)
+        return dense_softmax(q, k, visible, key_mask)
+
+    def prefill(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, Cache]:
+        return self(q, k, v, key_mask=key_mask), Cache(k, v, key_mask)
+
+    def step(self, q: Tensor, k: Tensor, v: Tensor, state: Cache) -> tuple[Tensor, Cache]:
+        key_mask = state.key_mask
+        if key_mask is not None:
+            key_mask = torch.cat([key_mask, key_mask.new_ones(key_mask.shape[0], 1)], dim=1)
+        state = Cache(torch.cat([state.k, k], dim=2), torch.cat([state.v, v], dim=2), key_mask)
+        fold = (state.k.shape[2] - 1) % self.stride
+        out = scaled_dot_product_attention(
+            q,
+            state.k[:, :, fold :: self.stride],
+            state.v[:, :, fold :: self.stride],
+            attn_mask=None if key_mask is None else key_mask[:, None, None, fold :: self.stride],
+            enable_gqa=self.kv_heads != self.heads,
+        )
+        return out, state

@@ -25,18 +25,18 @@ def f(x):  # two
     return f"{x + 1!r} é {'in'}" + 'é' \\
         + str(0x1f) if x is None else x
 '''
-MARKED = """\
-##############
-kkk_n+n++__#####
-____ssss
-ssssssss
-____kkkkkk_sssssssssssssssssssss_+_sss__
-________+_nnn+0000+_kk_n_kk_kkkk_kkkk_n
-"""
+MARKED = (  # line ends too: within a string they are string
+    "##############_"
+    "kkk_n+n++__#####_"
+    "____sssss"
+    "ssssssss_"
+    "____kkkkkk_sssssssssssssssssssss_+_sss___"
+    "________+_nnn+0000+_kk_n_kk_kkkk_kkkk_n_"
+)
 
 
 def test_every_byte_has_its_class():
-    expected = [LETTERS.get(mark, 0) for mark, letter in zip(MARKED, PROGRAM, strict=True) for _ in letter.encode()]
+    expected = [LETTERS[mark] for mark, letter in zip(MARKED, PROGRAM, strict=True) for _ in letter.encode()]
     found = lexical_classes(PROGRAM)
     assert found is not None
     assert len(found) == len(byte_tokens(PROGRAM)) > len(PROGRAM)

@@ -75,7 +75,7 @@ class Routing(Variant):
         return out
 
     def taken(self, x: Tensor, key_mask: Tensor | None) -> Tensor:
-        """The positions that each centroid takes (batch, heads, clusters, w), the nearest first."""
+        """The positions that each centroid takes (batch, heads, clusters, w); under a mask the nearest first."""
         return closest(x, self.centroids, -(-x.shape[2] // self.clusters), key_mask)
 
     def _width(self, q: Tensor, key_mask: Tensor | None) -> Tensor:

@@ -11,9 +11,10 @@ from torch.nn.functional import pad
 
 from attnbench.capabilities import Growth, Supports
 from attnbench.contract import Variant
-from attnbench.kernels import block_attention
+from attnbench.kernels.resorted import resorted_attention
 from attnbench.registry import register
 
+TINY = 1e-30  # a total share below it stays as it is: its inverse would overflow in the backward pass
 EMPTY = 1e-6  # a place to which the sorting gives less of its row's weight than this is empty
 
 
@@ -57,7 +58,7 @@ class Sinkhorn(Variant):
     """
 
     def __init__(
-        self, *, block: int = 128, temperature: float = 0.75, iterations: int = 8, noise: bool = False, **common: Any
+        self, *, block: int = 128, temperature: float = 0.75, iterations: int = 5, noise: bool = False, **common: Any
     ) -> None:
         super().__init__(**common)
         for option, value in (("block", block), ("iterations", iterations)):
@@ -73,13 +74,13 @@ class Sinkhorn(Variant):
         q, k, v = (self._folded(x, size) for x in (q, k, v))
         real = self._real(key_mask, n, size, q)
         sorting = self.sorting(q, k, real)
-        (sorted_k, filled), (sorted_v, _) = self._sorted(sorting, k, real), self._sorted(sorting, v, real)
-        mask = self._visible(real, filled, size, q.device)
-        out, _ = block_attention(q, torch.cat([k, sorted_k], dim=-2), torch.cat([v, sorted_v], dim=-2), mask)
+        gain, filled = self._places(sorting, real, size)
+        own = self._own(real, size, q.device)
+        out, _ = resorted_attention(q, k, v, sorting, gain, own, None if filled is None else filled[..., None, :])
         return rearrange(out, "b h blocks place d -> b h (blocks place) d")[:, :, :n]
 
     def sorting(self, q: Tensor, k: Tensor, real: Tensor | None) -> Tensor:
-        """S (batch, heads, blocks, blocks), in float32 at least, of folded q and k; zero in rows and columns of empty ones."""
+        """S (batch, heads, blocks, blocks), in float32 at least, of folded q and k; an empty block is nobody else's."""
         q, k = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q[..., :1, :] if self.causal else q, k))
         with torch.autocast(q.device.type, enabled=False):
             asks, gives = q[..., 0, :] if self.causal else _pooled(q, real), _pooled(k, real)
@@ -87,31 +88,35 @@ class Sinkhorn(Variant):
             if self.noise and self.training:
                 scores = scores - torch.empty_like(scores).exponential_().log()
             blocks = scores.shape[-1]
-            allowed = scores.new_ones(1, 1, blocks, blocks, dtype=torch.bool)
-            if self.causal:
-                allowed = allowed.tril(-1)
+            allowed = scores.new_ones(1, blocks, blocks, dtype=torch.bool)
             if real is not None:
                 some = real.any(dim=-1)
-                allowed = allowed & some[:, None, :, None] & some[:, None, None, :]
-            return _balanced(scores.masked_fill(~allowed, -torch.inf), self.iterations, self.causal)
+                allowed = allowed & some[:, :, None] & some[:, None, :]
+            if self.causal:
+                allowed = allowed.tril(-1)[:, None]
+                return _balanced_forwards(scores.masked_fill(~allowed, -torch.inf), self.iterations)
+            if real is not None:  # an empty block is sorted to itself
+                allowed = allowed | (torch.eye(blocks, dtype=torch.bool, device=q.device) & ~some[:, :, None])
+                scores = scores.masked_fill(~allowed[:, None], -torch.inf)
+            return _balanced(scores, self.iterations)
 
     def dense_weights(self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         n, size = q.shape[2], min(self.block, q.shape[2])
         q, k = self._folded(q, size), self._folded(k, size)
         real = self._real(key_mask, n, size, q)
         sorting = self.sorting(q, k, real)
-        sorted_k, filled = self._sorted(sorting, k, real)
+        gain, filled = self._places(sorting, real, size)
+        there = q.new_ones(1, q.shape[2], size) if real is None else real.to(q.dtype)
+        shares = sorting.to(q.dtype)[..., None] * there[:, None, None]  # b h i j place: what a place is mixed from
+        shares = shares if gain is None else shares * gain.to(q.dtype)[..., None, :]
+        sorted_k = einsum(shares, k, "b h i j place, b h j place d -> b h i place d")
         scores = (q @ torch.cat([k, sorted_k], dim=-2).mT) * self.head_dim**-0.5
-        mask = self._visible(real, filled, size, q.device)
-        visible = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask.expand_as(scores)
+        masks = [self._own(real, size, q.device), None if filled is None else filled[..., None, :]]
+        seen = [torch.ones_like(scores[..., :size], dtype=torch.bool) if mask is None else mask for mask in masks]
+        visible = torch.cat([mask.expand_as(scores[..., :size]) for mask in seen], dim=-1)
         some = visible.any(dim=-1, keepdim=True)
         weights = torch.where(some, scores.masked_fill(~visible & some, -torch.inf).softmax(dim=-1), 0)
         own, moved = weights.split(size, dim=-1)
-        there = q.new_ones(1, q.shape[2], size) if real is None else real.to(q.dtype)
-        shares = (
-            sorting.to(q.dtype)[..., None] * there[:, None, None]
-        )  # b h i j place: which blocks a place is mixed from
-        shares = shares / shares.sum(dim=-2, keepdim=True).clamp_min(EMPTY)
         spread = einsum(moved, shares, "b h i query place, b h i j place -> b h i query j place")
         spread = spread + einsum(own, torch.eye(q.shape[2]).to(own), "b h i query place, i j -> b h i query j place")
         return rearrange(spread, "b h i query j place -> b h (i query) (j place)")[:, :, :n, :n]
@@ -129,28 +134,22 @@ class Sinkhorn(Variant):
             key_mask = torch.ones(1, n, dtype=torch.bool, device=q.device)
         return rearrange(pad(key_mask, (0, -n % size)), "b (blocks place) -> b blocks place", place=size)
 
-    def _sorted(self, sorting: Tensor, x: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The mixtures of blocks (like x), and which of their places are filled (batch, heads, blocks, place; None: all)."""
-        size = x.shape[-2]
-        with torch.autocast(x.device.type, enabled=False):
-            mixed = rearrange(sorting @ x.flatten(-2).to(sorting.dtype), "b h i (place d) -> b h i place d", place=size)
+    def _places(self, sorting: Tensor, real: Tensor | None, size: int) -> tuple[Tensor | None, Tensor | None]:
+        """What makes each place of a sorted block a mean of real tokens, and which places are filled; None, None: all are."""
         if real is None and not self.causal:
-            return mixed.to(x.dtype), None
-        there = sorting.new_ones(1, x.shape[2], size) if real is None else real.to(sorting.dtype)
+            return None, None
+        there = sorting.new_ones(1, sorting.shape[-1], size) if real is None else real.to(sorting.dtype)
         mass = einsum(sorting, there, "b h i j, b j place -> b h i place")
         filled = mass > EMPTY
-        return (mixed / mass.masked_fill(~filled, 1)[..., None]).to(x.dtype), filled
+        return torch.where(filled, 1 / mass.masked_fill(~filled, 1), 0), filled
 
-    def _visible(self, real: Tensor | None, filled: Tensor | None, size: int, device: torch.device) -> Tensor | None:
-        """Bool, broadcastable to (batch, heads, blocks, size, 2 size): own places, then sorted ones; None where all is seen."""
-        if filled is None:
-            return None
-        own = torch.ones(1, 1, 1, 1, size, dtype=torch.bool, device=device) if real is None else real[:, None, :, None]
-        if self.causal:
-            own = own & torch.ones(size, size, dtype=torch.bool, device=device).tril()
-        filled = filled[..., None, :]
-        shape = torch.broadcast_shapes(own.shape[:-1], filled.shape[:-1])
-        return torch.cat([own.expand(*shape, -1), filled.expand(*shape, -1)], dim=-1)
+    def _own(self, real: Tensor | None, size: int, device: torch.device) -> Tensor | None:
+        """Which places of its own block a query sees: bool, broadcastable to (batch, heads, blocks, size, size); None: all."""
+        own = None if real is None else real[:, None, :, None]
+        if not self.causal:
+            return own
+        below = torch.ones(1, 1, 1, size, size, dtype=torch.bool, device=device).tril()
+        return below if own is None else own & below
 
 
 def _pooled(x: Tensor, real: Tensor | None) -> Tensor:
@@ -160,23 +159,27 @@ def _pooled(x: Tensor, real: Tensor | None) -> Tensor:
     return x.sum(dim=-2) / real.sum(dim=-1).clamp_min(1)[:, None, :, None]
 
 
-def _balanced(logs: Tensor, iterations: int, causal: bool) -> Tensor:
-    """exp of logs after rounds of Sinkhorn normalisation, rows last; -inf stays out, a row of nothing else becomes zeros."""
-    logs = logs - _log_sum(logs, dim=-1)
+def _balanced(logs: Tensor, iterations: int) -> Tensor:
+    """exp of logs after rounds of Sinkhorn normalisation, rows last; every row and column holds something finite."""
+    rows = torch.zeros_like(logs[..., :1])
     for _ in range(iterations):
-        if (
-            causal
-        ):  # row i knows the rows up to i; entries are at most 1 here, so that no later row can drown an earlier one
-            tiny = torch.finfo(logs.dtype).tiny
-            logs = logs - logs.exp().cumsum(dim=-2).clamp_min(tiny).log()
-        else:
-            logs = logs - _log_sum(logs, dim=-2)
-        logs = logs - _log_sum(logs, dim=-1)
-    return logs.exp()
+        columns = (logs - rows).logsumexp(dim=-2, keepdim=True)
+        rows = (logs - columns).logsumexp(dim=-1, keepdim=True)
+    return (logs - columns - rows).exp()
 
 
-def _log_sum(logs: Tensor, dim: int) -> Tensor:
-    """Log-sum-exp that is finite, with a zero gradient, where there is nothing to sum."""
-    top = logs.detach().amax(dim=dim, keepdim=True)
-    top = top.masked_fill(top == -torch.inf, 0)
-    return (logs - top).exp().sum(dim=dim, keepdim=True).clamp_min(torch.finfo(logs.dtype).tiny).log() + top
+def _balanced_forwards(logs: Tensor, iterations: int) -> Tensor:
+    """The same with column sums that run over the rows so far; a row of -inf alone becomes zeros.
+
+    A share is at most 1 once its row is normalised, so that no later row can drown an earlier one: plain sums will do.
+    """
+    some = (logs > -torch.inf).any(dim=-1, keepdim=True)
+    shares = torch.where(some, logs.masked_fill(~some, 0).softmax(dim=-1), 0)
+    for _ in range(iterations):
+        shares = shares / _divisor(shares.cumsum(dim=-2))
+        shares = shares / _divisor(shares.sum(dim=-1, keepdim=True))
+    return shares
+
+
+def _divisor(total: Tensor) -> Tensor:
+    return torch.where(total > TINY, total, 1)

@@ -34,9 +34,10 @@ def nearest(x: Tensor, centroids: Tensor) -> Tensor:
 
 @torch.no_grad()
 def closest(x: Tensor, centroids: Tensor, count: int, real: Tensor | None) -> Tensor:
-    """The `count` tokens of x (batch, heads, n, width) of largest cosine for each centroid, the nearest first.
+    """The `count` tokens of x (batch, heads, n, width) of largest cosine for each centroid.
 
-    Positions (batch, heads, clusters, count). Tokens that are not `real` (batch, n; None: all are) come last.
+    Positions (batch, heads, clusters, count). Where some are not `real` (batch, n; None: all
+    are), the nearest come first and those last.
     """
     batch, heads, n, _ = x.shape
     some = max(1, PIECE // (batch * heads * n))
@@ -47,7 +48,7 @@ def closest(x: Tensor, centroids: Tensor, count: int, real: Tensor | None) -> Te
             cosines = piece @ transposed
             if real is not None:
                 cosines = cosines.masked_fill(~real[:, None, None], -torch.inf)
-            found.append(cosines.topk(count, dim=-1).indices)
+            found.append(cosines.topk(count, dim=-1, sorted=real is not None).indices)
     return torch.cat(found, dim=2)
 
 
@@ -86,14 +87,17 @@ def _precise(x: Tensor) -> torch.dtype:
 def _sums(centroids: Tensor, members: Sequence[Members]) -> Tensor:
     """(heads, clusters, width + 1): per centroid the sum of the unit tokens that chose it, and their number."""
     heads, clusters, width = centroids.shape
-    sums = centroids.new_zeros(heads * clusters, width + 1, dtype=_precise(centroids))
+    sums = centroids.new_zeros(heads * clusters, width, dtype=_precise(centroids))
+    counts = sums.new_zeros(heads * clusters)
     head = clusters * torch.arange(heads, device=centroids.device)[:, None]
     for x, chosen, real in members:
-        counted = torch.cat([normalize(x.to(sums.dtype), dim=-1), sums.new_ones(*x.shape[:3], 1)], dim=-1)
+        unit, once = normalize(x.to(sums.dtype), dim=-1), sums.new_ones(()).expand(x.shape[:3])
         if real is not None:
-            counted = counted * real[:, None, :, None]
-        sums.index_add_(0, (chosen + head).flatten(), counted.reshape(-1, width + 1))
-    return sums.view(heads, clusters, width + 1)
+            unit, once = unit * real[:, None, :, None], once * real[:, None]
+        index = (chosen + head).flatten()
+        sums.index_add_(0, index, unit.reshape(-1, width))
+        counts.index_add_(0, index, once.reshape(-1))
+    return torch.cat([sums, counts[:, None]], dim=-1).view(heads, clusters, width + 1)
 
 
 @torch.no_grad()

@@ -14,10 +14,15 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from attnbench.kernels.pieces import Mask, accumulator, attend, attend_backward, bounded, piece_bytes, transposed
+from attnbench.kernels.parts import Hidden
+from attnbench.kernels.pieces import Mask, accumulator, attend, attend_backward, bounded, transposed
 
 __all__ = ["gathered_attention"]
 
+PIECE_BYTES = {
+    "cpu": 2**20
+}  # scores of a piece: less than a band's, since what is gathered needs room in the caches too
+DEVICE_BYTES = 2**27
 FILL = 0.75  # a piece takes in tiles down to this share of its width; the rest of the width is wasted work
 
 
@@ -43,7 +48,8 @@ def gathered_attention(
         tiles: (passes, batch, heads, T, 4), the bounds (query start, query stop, key start, key stop) of runs; empty runs are
             welcome. Within one pass a query stands in one tile at most.
         causal: a query sees keys up to its own position; with n_q != n_k the last query sees every key.
-        exclude_self: a query does not see the key at its own position.
+        exclude_self: a query does not see its own key; `queries` and `keys` are then one list, and tiles of one pass see its
+            runs as they stand in it.
         scale: of the scores; None means 1 / sqrt(d).
 
     Returns:
@@ -65,8 +71,11 @@ class _Rows(NamedTuple):
     of_slot: Tensor
 
     def take(self, slots: Tensor) -> Tensor:
-        rows = self.flat.index_select(0, self.of_slot[slots].view(-1))
+        rows = self.flat.index_select(0, self.at(slots))
         return rows.to(accumulator(rows.dtype)).view(*slots.shape, -1)
+
+    def at(self, slots: Tensor) -> Tensor:
+        return self.of_slot.index_select(0, slots.view(-1))
 
 
 def _rows(x: Tensor, positions: Tensor) -> _Rows:
@@ -81,12 +90,14 @@ def _rows(x: Tensor, positions: Tensor) -> _Rows:
 
 
 class _Run(NamedTuple):
-    """Tiles of one piece: slots of queries (c, m) and of keys (c, w), padded with repeats, and which are real (None: all)."""
+    """Tiles of one piece: slots of queries (c, m) and of keys (c, w), padded with repeats; which are real (None: all); and by
+    how many slots the keys start before the queries, where that is the same in all tiles."""
 
     queries: Tensor
     keys: Tensor
     real_queries: Tensor | None
     real_keys: Tensor | None
+    lead: int | None
 
 
 def _slots(starts: list[int], stops: list[int], device: torch.device) -> tuple[Tensor, Tensor | None]:
@@ -99,11 +110,12 @@ def _slots(starts: list[int], stops: list[int], device: torch.device) -> tuple[T
 
 
 def _runs(tiles: Tensor, lists: tuple[int, int], x: Tensor) -> Iterator[_Run]:
-    """The tiles (batch, heads, T, 4) of one pass, cut and batched so that the padded scores of a run fit in the budget."""
-    room = piece_bytes(x.device) // accumulator(x.dtype).itemsize
-    row = torch.arange(tiles.shape[0] * tiles.shape[1], device=tiles.device)[:, None, None]
+    """Tiles (..., batch, heads, T, 4), cut and batched so that the padded scores of a run fit in the budget."""
+    room = PIECE_BYTES.get(x.device.type, DEVICE_BYTES) // accumulator(x.dtype).itemsize
+    batch, heads = tiles.shape[-4:-2]
+    row = torch.arange(batch * heads, device=tiles.device).view(batch, heads, 1, 1)
     shifts = row * torch.tensor([lists[0], lists[0], lists[1], lists[1]], device=tiles.device)
-    flat = (tiles.flatten(0, 1) + shifts).view(-1, 4).tolist()
+    flat = (tiles + shifts).view(-1, 4).tolist()
     parts = []
     for q0, q1, k0, k1 in flat:
         if k1 > k0:
@@ -120,21 +132,22 @@ def _runs(tiles: Tensor, lists: tuple[int, int], x: Tensor) -> Iterator[_Run]:
             stop += 1
         q0s, q1s, k0s, k1s = (list(column) for column in zip(*parts[start:stop], strict=True))
         (queries, real_queries), (keys, real_keys) = _slots(q0s, q1s, x.device), _slots(k0s, k1s, x.device)
-        yield _Run(queries, keys, real_queries, real_keys)
+        leads = {q0 - k0 for q0, k0 in zip(q0s, k0s, strict=True)}
+        yield _Run(queries, keys, real_queries, real_keys, leads.pop() if len(leads) == 1 else None)
         start = stop
 
 
-@dataclass
-class _Hidden:
-    """A bool mask (c, T or 1, W or 1) over a piece, True = visible."""
+@dataclass(frozen=True)
+class _Self:
+    """Hides from each query of a piece its own key, `lead` rows down from the diagonal."""
 
-    mask: Tensor
+    lead: int
 
     def zero_(self, weights: Tensor) -> None:
-        weights.mul_(self.mask.mT)
+        weights.diagonal(-self.lead, 1, 2).zero_()
 
     def exclude_(self, scores: Tensor) -> None:
-        scores.masked_fill_(~self.mask.mT, -torch.inf)
+        scores.diagonal(-self.lead, 1, 2).fill_(-torch.inf)
 
 
 @dataclass
@@ -165,16 +178,21 @@ class _Lists(NamedTuple):
     def part(self, run: _Run, causal: bool, exclude_self: bool, buffers: int) -> _Gathered:
         masks: list[Mask] = []
         if run.real_queries is not None:
-            masks.append(_Hidden(run.real_queries[:, :, None]))
+            masks.append(Hidden(run.real_queries[:, :, None]))
         if run.real_keys is not None:
-            masks.append(_Hidden(run.real_keys[:, None, :]))
-        if causal or exclude_self:
-            query, key = self.queries[run.queries][:, :, None], self.keys[run.keys][:, None, :]
-            masks += [_Hidden(key <= query)] if causal else []
-            masks += [_Hidden(key != query)] if exclude_self else []
+            masks.append(Hidden(run.real_keys[:, None, :]))
+        if causal:
+            query = self.queries.index_select(0, run.queries.view(-1)).view(*run.queries.shape, 1)
+            key = self.keys.index_select(0, run.keys.view(-1)).view(run.keys.shape[0], 1, -1)
+            masks.append(Hidden(key <= query))
+        if exclude_self:
+            if run.lead is None:
+                masks.append(Hidden(run.keys[:, None, :] != run.queries[:, :, None]))
+            else:
+                masks.append(_Self(run.lead))
         k, v, (c, m) = self.k.take(run.keys), self.v.take(run.keys), run.queries.shape
         spaces = [k.new_empty(c, k.shape[1], m) for _ in range(buffers)]
-        return _Gathered(k, v, self.like.of_slot[run.keys].view(-1), masks, spaces[0], spaces[-1])
+        return _Gathered(k, v, self.like.at(run.keys), masks, spaces[0], spaces[-1])
 
 
 def _lists(q: Tensor, k: Tensor, v: Tensor, queries: Tensor, keys: Tensor, like: Tensor) -> _Lists:
@@ -204,21 +222,31 @@ def _forward(
     out, lse = _like_tokens(q, v.shape[-1], acc), _like_tokens(q, 1, acc).fill_(-torch.inf)
     lists, safe = _lists(q, k, v, queries, keys, k), bounded(q, k, scale)
     (out_flat, rows), lse_flat = _rows(out, queries), _rows(lse, queries).flat
-    for number, each in enumerate(tiles):
+    # Sums of exponentials add up without looking at what is there, so that all passes can go through together; where they
+    # may leave the range of the floats, each pass is joined to the earlier ones by its log-sum-exp.
+    summed = safe and len(tiles) > 1
+    if summed:
+        lse.zero_()
+    for number, each in enumerate([tiles] if safe else tiles):
         for run in _runs(each, (queries.shape[-1], keys.shape[-1]), q):
             tile = transposed(lists.q.take(run.queries), scale)
             found = tile.new_empty(*run.queries.shape, v.shape[-1])
             log_sum = attend(tile, [lists.part(run, causal, exclude_self, 1)], found, safe)[..., None]
             real = slice(None) if run.real_queries is None else run.real_queries
-            here, found, log_sum = (
-                rows[run.queries[real].view(-1)],
-                found[real].flatten(0, -2),
-                log_sum[real].view(-1, 1),
-            )
+            here = rows.index_select(0, run.queries[real].view(-1))
+            found, log_sum = found[real].view(-1, v.shape[-1]), log_sum[real].view(-1, 1)
+            if summed:
+                total = log_sum.exp_()
+                out_flat.index_add_(0, here, found.mul_(total))
+                lse_flat.index_add_(0, here, total)
+                continue
             if number:
                 found, log_sum = _joined(out_flat[here], lse_flat[here], found, log_sum)
             out_flat.index_copy_(0, here, found)
             lse_flat.index_copy_(0, here, log_sum)
+    if summed:
+        out.div_(lse.masked_fill(lse == 0, 1))
+        lse.log_()
     return out.to(v.dtype), lse.squeeze(-1)
 
 
@@ -264,14 +292,11 @@ def _backward(
     lists, safe = _lists(q, k, v, queries, keys, dk), bounded(q, k, scale)
     dk_flat, dv_flat, (dq_flat, dq_rows) = _rows(dk, keys).flat, _rows(dv, keys).flat, _rows(dq, queries)
     grad_rows, lse_rows, delta_rows = (_rows(x, queries) for x in (grad, lse[..., None], delta[..., None]))
-    for each in tiles:
-        for run in _runs(each, (queries.shape[-1], keys.shape[-1]), q):
-            tile, part = transposed(lists.q.take(run.queries), scale), lists.part(run, causal, exclude_self, 2)
-            log_sum, row_delta = (x.take(run.queries).squeeze(-1) for x in (lse_rows, delta_rows))
-            found = attend_backward(
-                tile, [part], log_sum, grad_rows.take(run.queries), row_delta, safe, dk_flat, dv_flat
-            )
-            dq_flat.index_add_(0, dq_rows[run.queries].view(-1), found.flatten(0, 1))
+    for run in _runs(tiles, (queries.shape[-1], keys.shape[-1]), q):
+        tile, part = transposed(lists.q.take(run.queries), scale), lists.part(run, causal, exclude_self, 2)
+        log_sum, row_delta = (x.take(run.queries).squeeze(-1) for x in (lse_rows, delta_rows))
+        found = attend_backward(tile, [part], log_sum, grad_rows.take(run.queries), row_delta, safe, dk_flat, dv_flat)
+        dq_flat.index_add_(0, dq_rows.index_select(0, run.queries.view(-1)), found.flatten(0, 1))
     return dq.mul_(scale).to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 
 

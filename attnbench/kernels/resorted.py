@@ -1,0 +1,226 @@
+"""Attention of each block to itself and to one mixture of all blocks, which is made piece by piece and never kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from attnbench.kernels.parts import Hidden, Own
+from attnbench.kernels.pieces import Mask, Part, accumulator, attend, attend_backward, bounded, piece_bytes, transposed
+
+__all__ = ["resorted_attention"]
+
+
+def resorted_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mixture: Tensor,
+    gain: Tensor | None = None,
+    own_mask: Tensor | None = None,
+    mixed_mask: Tensor | None = None,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Softmax attention over the own block and a mixture of blocks.
+
+    out_i = softmax(scale q_i [k_i; k'_i]^T) [v_i; v'_i],  k'_i = gain_i sum_j mixture_ij k_j (place by place), v' likewise
+
+    Args:
+        q, k, v: (batch, heads, blocks, size, width).
+        mixture: (batch, heads, blocks, blocks), in float32, or float64 for double inputs. No row, times its gain, sums to more
+            than 1: a mixed key is never longer than the longest key.
+        gain: (batch, heads, blocks, size), factors for the places of a mixture; None means 1.
+        own_mask: bool, broadcastable to (batch, heads, blocks, size, size), True = visible; by queries and own places.
+        mixed_mask: bool, broadcastable to (batch, heads, blocks, 1, size), which places of a mixture are visible.
+        scale: of the scores; None means 1 / sqrt(width).
+
+    Returns:
+        out (batch, heads, blocks, size, width of v) in v's dtype, and lse (batch, heads, blocks, size). A query that sees
+        nothing gets zeros and -inf. Both are differentiable in q, k, v, mixture and gain.
+    """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    device = q.device.type
+    if torch.is_autocast_enabled(device):
+        q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
+    with torch.autocast(device, enabled=False):
+        return _forward(q, k, v, mixture, gain, own_mask, mixed_mask, scale)
+
+
+class _Group:
+    """Some heads of one sample: keys and values by block, (g, blocks, size * width), and the mixtures asked for."""
+
+    def __init__(self, k: Tensor, v: Tensor, mixture: Tensor, gain: Tensor | None) -> None:
+        acc = accumulator(k.dtype)
+        self.k, self.v = (x.to(acc).reshape(*x.shape[:2], -1) for x in (k, v))
+        self.size, self.mixture, self.gain = k.shape[2], mixture, gain
+
+    def own(self, x: Tensor, run: slice) -> Tensor:
+        """A run of blocks (g * run, size, width)."""
+        return x[:, run].reshape(-1, self.size, x.shape[-1] // self.size)
+
+    def mixed(self, x: Tensor, run: slice) -> Tensor:
+        """Their mixtures (g * run, size, width), before any gain."""
+        return (self.mixture[:, run] @ x).view(-1, self.size, x.shape[-1] // self.size)
+
+    def gains(self, run: slice) -> Tensor | None:
+        return None if self.gain is None else self.gain[:, run].reshape(-1, self.size, 1)
+
+    def parts(self, run: slice, masks: list[list[Mask]], buffers: int) -> list[Part]:
+        """What the run's queries see; the gradients of a run's own blocks lie first, those of its mixtures after them."""
+        spaces = self.k.new_empty(2, buffers, self.k.shape[0] * (run.stop - run.start), self.size, self.size)
+        gain, count = self.gains(run), spaces.shape[2]
+        pairs = [[self.own(x, run) for x in (self.k, self.v)], [self.mixed(x, run) for x in (self.k, self.v)]]
+        if gain is not None:
+            pairs[1] = [x * gain for x in pairs[1]]
+        places = slice(0, count), slice(count, 2 * count)
+        return [
+            Own(k, v, place, mask, space[0], space[-1])
+            for (k, v), place, mask, space in zip(pairs, places, masks, spaces, strict=True)
+        ]
+
+
+def _groups(q: Tensor) -> Iterator[tuple[tuple[int, slice], list[slice]]]:
+    """A sample and some of its heads, and runs of blocks, such that the scores of a run fit in the budget."""
+    batch, heads, blocks, size, _ = q.shape
+    room = max(1, piece_bytes(q.device) // (2 * size * size * accumulator(q.dtype).itemsize))
+    some, run = max(1, room // blocks), min(room, blocks)
+    runs = [slice(block, min(block + run, blocks)) for block in range(0, blocks, run)]
+    for sample in range(batch):
+        for head in range(0, heads, some):
+            yield (sample, slice(head, head + some)), runs
+
+
+def _hidden(mask: Tensor | None, q: Tensor, at: tuple[int, slice, slice]) -> list[Mask]:
+    return [] if mask is None else [Hidden(mask.expand(*q.shape[:3], *mask.shape[3:])[at].flatten(0, 1))]
+
+
+def _by_token(x: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """(batch, heads, blocks, size, width), laid out token by token as projections are."""
+    batch, heads, blocks, size, _ = x.shape
+    return x.new_empty(batch, blocks, size, heads, width, dtype=dtype).permute(0, 3, 1, 2, 4)
+
+
+@torch.library.custom_op("attnbench::resorted_attention", mutates_args=())
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mixture: Tensor,
+    gain: Tensor | None,
+    own_mask: Tensor | None,
+    mixed_mask: Tensor | None,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    out, lse = _by_token(q, v.shape[-1], v.dtype), q.new_empty(q.shape[:4], dtype=mixture.dtype)
+    safe = bounded(q, k, scale)
+    for some, runs in _groups(q):
+        group = _Group(k[some], v[some], mixture[some], None if gain is None else gain[some])
+        for run in runs:
+            at = (*some, run)
+            tile = transposed(q[at].flatten(0, 1), scale)
+            parts = group.parts(run, [_hidden(own_mask, q, at), _hidden(mixed_mask, q, at)], 1)
+            found = tile.new_empty(tile.shape[0], group.size, v.shape[-1])
+            lse[at] = attend(tile, parts, found, safe).view(lse[at].shape)
+            out[at] = found.view(out[at].shape)
+    return out, lse
+
+
+@_forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, mixture: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    return _by_token(q, v.shape[-1], v.dtype), q.new_empty(q.shape[:4], dtype=mixture.dtype)
+
+
+@torch.library.custom_op("attnbench::resorted_attention_backward", mutates_args=())
+def _backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mixture: Tensor,
+    gain: Tensor | None,
+    own_mask: Tensor | None,
+    mixed_mask: Tensor | None,
+    scale: float,
+    lse: Tensor,
+    grad: Tensor,
+    delta: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    dq, dk, dv = (_by_token(x, x.shape[-1], x.dtype) for x in (q, k, v))
+    d_mixture, d_gain = mixture.new_empty(mixture.shape), mixture.new_empty(0 if gain is None else gain.shape)
+    safe = bounded(q, k, scale)
+    for some, runs in _groups(q):
+        group = _Group(k[some], v[some], mixture[some], None if gain is None else gain[some])
+        totals = [torch.zeros_like(x) for x in (group.k, group.v)]
+        for run in runs:
+            at = (*some, run)
+            tile, tile_grad = transposed(q[at].flatten(0, 1), scale), grad[at].to(lse.dtype).flatten(0, 1)
+            parts = group.parts(run, [_hidden(own_mask, q, at), _hidden(mixed_mask, q, at)], 2)
+            pair = [x.new_zeros(2 * tile.shape[0], group.size, x.shape[-1]) for x in (parts[0].k, parts[0].v)]
+            rows = attend_backward(tile, parts, lse[at].flatten(0, 1), tile_grad, delta[at].flatten(0, 1), safe, *pair)
+            dq[at] = rows.mul_(scale).view(dq[at].shape)
+            shares, gains = _unmix(group, run, pair, totals)
+            d_mixture[at] = shares
+            if gain is not None:
+                d_gain[at] = gains.view(d_gain[at].shape)
+        dk[some], dv[some] = (x.view(dk[some].shape[:3] + (-1,)) for x in totals)
+    return dq, dk, dv, d_mixture, d_gain
+
+
+def _unmix(group: _Group, run: slice, pair: list[Tensor], totals: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Adds the gradients of a run to those of all blocks; returns those of its rows of the mixture, and of its gain."""
+    shares, gains, gain = torch.zeros_like(group.mixture[:, run]), torch.zeros_like(pair[0][..., 0]), group.gains(run)
+    gains = gains[: len(gains) // 2]
+    for x, both, total in zip((group.k, group.v), pair, totals, strict=True):
+        own, mixed = both.chunk(2)
+        if gain is not None:
+            gains += (mixed * group.mixed(x, run)).sum(dim=-1)
+            mixed = mixed * gain
+        own, mixed = (part.reshape(x.shape[0], -1, x.shape[-1]) for part in (own, mixed))
+        total[:, run] += own
+        total.baddbmm_(group.mixture[:, run].mT, mixed)
+        shares.baddbmm_(mixed, x.mT)
+    return shares, gains
+
+
+@_backward.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor, mixture: Tensor, gain: Tensor | None, *args: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    dq, dk, dv = (_by_token(x, x.shape[-1], x.dtype) for x in (q, k, v))
+    return dq, dk, dv, mixture.new_empty(mixture.shape), mixture.new_empty(0 if gain is None else gain.shape)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.scale = inputs
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _gradients(ctx: Any, grad: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
+    *tensors, out, lse = ctx.saved_tensors
+    with torch.autocast(grad.device.type, enabled=False):
+        delta = (grad.to(lse.dtype) * out.to(lse.dtype)).sum(dim=-1) - grad_lse
+        *most, d_gain = _backward(*tensors, ctx.scale, lse, grad, delta)
+    return *most, None if tensors[4] is None else d_gain, None, None, None
+
+
+_forward.register_autograd(_gradients, setup_context=_setup)
+
+
+def _products(q: torch.Size, width: int, gradients: int) -> int:
+    """Twice the multiplications of scores and outputs over two blocks of keys, and of the mixing, each `gradients` times."""
+    batch, heads, blocks, size, _ = q
+    return 2 * batch * heads * blocks * (2 * size * size + blocks * size) * width * gradients
+
+
+@register_flop_formula(torch.ops.attnbench.resorted_attention)
+def _flops(q: torch.Size, k: torch.Size, v: torch.Size, *args: Any, **kwargs: Any) -> int:
+    return _products(q, q[-1] + v[-1], 1)
+
+
+@register_flop_formula(torch.ops.attnbench.resorted_attention_backward)
+def _backward_flops(q: torch.Size, k: torch.Size, v: torch.Size, *args: Any, **kwargs: Any) -> int:
+    return _products(q, q[-1], 3) + _products(q, v[-1], 2)

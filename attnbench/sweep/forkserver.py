@@ -33,6 +33,7 @@ from attnbench.sweep.outcomes import describe
 
 PRELOADED = (  # what every child would import for itself; none of it runs a tensor operation on import, which a test watches
     "torch",
+    "torch._dynamo",  # a second and a half, which the profiler and custom operators would take from every child
     "torch.profiler",
     "torch.utils.benchmark",
     "torch.utils.flop_counter",

@@ -74,7 +74,8 @@ def large_logits(subject: Subject) -> None:
         inputs = subject.inputs(length, dtype=dtype, scale=0.01)
         side = (STEEP / subject.head_dim**0.5) ** 0.5
         steep = inputs.map(lambda tensor, side=side: torch.full_like(tensor, side), ["q"])  # type: ignore[misc]
-        steep = steep.map(lambda tensor, side=side: torch.full_like(tensor, -side), ["k"])  # type: ignore[misc]
+        # No two keys alike, or a method that selects might choose among equals by their number.
+        steep = steep.map(lambda tensor, side=side: -side * (1 + 10 * tensor), ["k"])  # type: ignore[misc]
         steep = steep.map(lambda tensor: tensor + 1, ["v"])  # a leak of zero-filled values pulls the output to zero
         subject.note(logits=-STEEP)
         with torch.no_grad():

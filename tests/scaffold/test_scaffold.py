@@ -43,7 +43,7 @@ def test_a_bad_name_is_refused_and_writes_nothing(name: str, tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.from_regex(r"[a-z][a-z0-9]{0,8}(-[a-z0-9]{1,8}){0,3}", fullmatch=True))
 def test_any_good_name_gives_python_that_compiles(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = new_plugin(name, tmp_path_factory.mktemp("plugin"))

@@ -229,9 +229,7 @@ def _forward(
         lse.zero_()
     for number, each in enumerate([tiles] if safe else tiles):
         for run in _runs(each, (queries.shape[-1], keys.shape[-1]), q):
-            tile = transposed(lists.q.take(run.queries), scale)
-            found = tile.new_empty(*run.queries.shape, v.shape[-1])
-            log_sum = attend(tile, [lists.part(run, causal, exclude_self, 1)], found, safe)[..., None]
+            found, log_sum = _attended(run, lists, v.shape[-1], causal, exclude_self, scale, safe)
             real = slice(None) if run.real_queries is None else run.real_queries
             here = rows.index_select(0, run.queries[real].view(-1))
             found, log_sum = found[real].view(-1, v.shape[-1]), log_sum[real].view(-1, 1)
@@ -248,6 +246,15 @@ def _forward(
         out.div_(lse.masked_fill(lse == 0, 1))
         lse.log_()
     return out.to(v.dtype), lse.squeeze(-1)
+
+
+def _attended(
+    run: _Run, lists: _Lists, width: int, causal: bool, exclude_self: bool, scale: float, safe: bool
+) -> tuple[Tensor, Tensor]:
+    """What the queries of a run find in it (c, m, width), and the log of its sum (c, m, 1)."""
+    tile = transposed(lists.q.take(run.queries), scale)
+    found = tile.new_empty(*run.queries.shape, width)
+    return found, attend(tile, [lists.part(run, causal, exclude_self, 1)], found, safe)[..., None]
 
 
 def _joined(out: Tensor, lse: Tensor, found: Tensor, log_sum: Tensor) -> tuple[Tensor, Tensor]:
@@ -297,6 +304,7 @@ def _backward(
         log_sum, row_delta = (x.take(run.queries).squeeze(-1) for x in (lse_rows, delta_rows))
         found = attend_backward(tile, [part], log_sum, grad_rows.take(run.queries), row_delta, safe, dk_flat, dv_flat)
         dq_flat.index_add_(0, dq_rows.index_select(0, run.queries.view(-1)), found.flatten(0, 1))
+        del tile, part, found  # before the next run takes their place
     return dq.mul_(scale).to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 
 

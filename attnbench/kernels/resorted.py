@@ -10,9 +10,12 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from attnbench.kernels.parts import Hidden, Own
-from attnbench.kernels.pieces import Mask, Part, accumulator, attend, attend_backward, bounded, piece_bytes, transposed
+from attnbench.kernels.pieces import Mask, Part, accumulator, attend, attend_backward, bounded, transposed
 
 __all__ = ["resorted_attention"]
+
+PIECE_BYTES = {"cpu": 2**20}  # scores of a piece, which lie beside as many mixed keys and values
+DEVICE_BYTES = 2**27
 
 
 def resorted_attention(
@@ -87,7 +90,7 @@ class _Group:
 def _groups(q: Tensor) -> Iterator[tuple[tuple[int, slice], list[slice]]]:
     """A sample and some of its heads, and runs of blocks, such that the scores of a run fit in the budget."""
     batch, heads, blocks, size, _ = q.shape
-    room = max(1, piece_bytes(q.device) // (2 * size * size * accumulator(q.dtype).itemsize))
+    room = max(1, PIECE_BYTES.get(q.device.type, DEVICE_BYTES) // (2 * size * size * accumulator(q.dtype).itemsize))
     some, run = max(1, room // blocks), min(room, blocks)
     runs = [slice(block, min(block + run, blocks)) for block in range(0, blocks, run)]
     for sample in range(batch):
@@ -127,6 +130,7 @@ def _forward(
             found = tile.new_empty(tile.shape[0], group.size, v.shape[-1])
             lse[at] = attend(tile, parts, found, safe).view(lse[at].shape)
             out[at] = found.view(out[at].shape)
+            del tile, parts, found  # before the next piece takes their place
     return out, lse
 
 
@@ -166,6 +170,7 @@ def _backward(
             d_mixture[at] = shares
             if gain is not None:
                 d_gain[at] = gains.view(d_gain[at].shape)
+            del tile, tile_grad, parts, pair, rows, shares, gains  # before the next piece takes their place
         dk[some], dv[some] = (x.view(dk[some].shape[:3] + (-1,)) for x in totals)
     return dq, dk, dv, d_mixture, d_gain
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +44,7 @@ class _Size:
 
 SIZES = {
     32: _Size({"easy": 6, "intermediate": 9, "hard": 14}, 7, 5, 4, (160_000, 20_000, 20_000)),
-    16: _Size({"easy": 2, "intermediate": 3, "hard": 4}, 4, 2, 2, (20_000, 1_000, 2_000)),
+    16: _Size({"easy": 2, "intermediate": 3, "hard": 4}, 5, 2, 2, (20_000, 1_000, 2_000)),
 }
 
 
@@ -58,7 +59,7 @@ class Pathfinder(Generated):
     a disc touches another curve, is drawn again. Half of the images are positive.
 
     Sizes: 32 pixels, with 6, 9 or 14 dashes a curve by difficulty, seed distance 7, five distractors of four dashes,
-    and 160,000 / 20,000 / 20,000 examples; 16 pixels, with 2, 3 or 4, seed distance 4, two distractors of two dashes,
+    and 160,000 / 20,000 / 20,000 examples; 16 pixels, with 2, 3 or 4, seed distance 5, two distractors of two dashes,
     and 20,000 / 1,000 / 2,000.
 
     Baselines: `constant`, and `mean pixel`, a threshold on the image's mean.
@@ -307,15 +308,14 @@ def _two_curves(
 def _discs(rng: np.random.Generator, canvas: _Canvas, curves: list[_Curve]) -> tuple[_Canvas, NDArray[np.int64]]:
     """Puts a disc on the first curve's start, and one on its tip (label 1) or on the other's (label 0).
 
-    Images in which a disc would come near another end than its own are given up.
+    Images in which two ends lie closer than discs on them may are given up.
     """
     labels = rng.integers(0, 2, len(canvas))
     ends = [curves[0].start, curves[0].tip, curves[1].start, curves[1].tip]
-    marks = [curves[0].start, np.where(labels[:, None] == 1, curves[0].tip, curves[1].tip)]
-    alive = np.ones(len(canvas), dtype=bool)
-    for mark in marks:
-        near = sum((np.linalg.norm(end - mark, axis=1) < 2 * DISC + MARGIN).astype(int) for end in ends)
-        alive &= near == 1
+    # Ends that get no disc must keep away too, or an image's chance to be given up would depend on its label.
+    close = [np.linalg.norm(a - b, axis=1) < 2 * DISC + MARGIN for a, b in itertools.combinations(ends, 2)]
+    alive = ~np.any(close, axis=0)
+    for mark in (curves[0].start, np.where(labels[:, None] == 1, curves[0].tip, curves[1].tip)):
         canvas.stroke(mark, np.full(len(canvas), -1))
     return canvas.keep(alive), labels[alive]
 

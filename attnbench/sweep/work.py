@@ -50,12 +50,13 @@ def check(payload: Mapping[str, Any]) -> dict[str, Any]:
 def baselines(payload: Mapping[str, Any]) -> dict[str, Any]:
     """A task's baselines, one row each, labelled by their names; last the constant answer, which every task has."""
     from attnbench.measure import pin_threads
-    from attnbench.tasks import create_task
+    from attnbench.tasks import IGNORE, create_task
 
     with pin_threads(payload["threads"]) as threads:
         task = create_task(payload["task"], **payload["options"])
         values = task.baselines()
-    common = {"length": task.length, "metric": task.metric, "unit": task.unit, "details": _task_facts(task)}
+        facts = _task_facts(task) | {"total": int((task.batch("test").targets != IGNORE).sum())}
+    common = {"length": task.length, "metric": task.metric, "unit": task.unit, "details": facts}
     names = [*sorted(values.keys() - {"constant"}), "constant"]
     rows = [{"label": name, "value": float(values[name]), **common} for name in names]
     return _ok(rows, threads)
@@ -69,7 +70,8 @@ def train(payload: Mapping[str, Any]) -> dict[str, Any]:
 
     _prepare(payload)
     _limit_accelerator(payload["device"], payload["memory"])
-    checkpoint = Path(payload["checkpoint"]) if payload["checkpoint"] else None
+    checkpoint = Path(payload["checkpoint"])
+    checkpoint.parent.mkdir(parents=True, exist_ok=True)
     with pin_threads(payload["threads"]) as threads:
         task = create_task(payload["task"], **payload["task_options"])
         training = run_training(
@@ -85,14 +87,13 @@ def train(payload: Mapping[str, Any]) -> dict[str, Any]:
             causal=payload["causal"],
             checkpoint=checkpoint,
         )
-    common = {"length": task.length, "metric": training.metric, "unit": task.unit}
+    common = {"length": task.length, "metric": training.metric, "unit": training.unit}
     curve = {"quantity": "curve", **common, "details": {"curve": training.curve}}
+    scored = {**common, "details": _task_facts(task) | _training_facts(training)}
     if training.diverged_at is not None:
         reason = f"diverged: the loss is no number at step {training.diverged_at}"
-        failed = {"status": "error", "reason": reason, "details": {"diverged_at": training.diverged_at}}
-        return _ok([curve, {**failed, **common}], threads)
-    details = _task_facts(task) | dict(training.details) | {"parameters": training.parameters, "test": training.test}
-    return _ok([curve, {"value": training.value, "details": details, **common}], threads)
+        return _ok([curve, {**scored, "status": "error", "reason": reason}], threads)
+    return _ok([curve, {**scored, "value": training.value}], threads)
 
 
 def _prepare(payload: Mapping[str, Any]) -> None:
@@ -119,6 +120,22 @@ def _row(measured: Any) -> dict[str, Any]:
 
 def _task_facts(task: Any) -> dict[str, Any]:
     return {"higher_is_better": task.higher_is_better, "data_hash": task.data_hash()}
+
+
+def _training_facts(training: Any) -> dict[str, Any]:
+    """What a training cost, and its score by what makes an item hard."""
+    test = dict(training.test or {})
+    return {
+        **training.details["spent"],
+        "parameters": training.parameters,
+        "parameters_by_kind": training.details["parameters"],
+        "examples": training.details["examples"],
+        "by_slice": test.pop("by_slice", {}),
+        "test": test,
+        "validation": training.validation,
+        "best_step": training.best_step,
+        "diverged_at": training.diverged_at,
+    }
 
 
 def _ok(rows: list[dict[str, Any]], threads: int) -> dict[str, Any]:

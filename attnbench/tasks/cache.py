@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
+import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
@@ -14,7 +16,7 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
-__all__ = ["Arrays", "cache_directory", "cached", "compact", "digest"]
+__all__ = ["Arrays", "cache_directory", "cached", "code_digest", "compact", "digest"]
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -70,6 +72,21 @@ def compact(array: NDArray[Any]) -> NDArray[Any]:
         if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max:
             return array.astype(kind)
     return array
+
+
+def code_digest(cls: type, *modules: str) -> str:
+    """A hash of the source that makes a task's data: of the modules of its class and its bases, and of others by name.
+
+    A class that was defined interactively has no source; its data is then told apart by its options alone.
+    """
+    names = {base.__module__ for base in cls.__mro__ if base is not object}.union(modules)
+    sources = []
+    for name in sorted(names):
+        try:
+            sources.append(inspect.getsource(sys.modules[name]))
+        except (OSError, TypeError):
+            sources.append(name)
+    return digest(*sources)
 
 
 def digest(*parts: bytes | str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import sys
 import sysconfig
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from attnbench.errors import UserError
 from attnbench.tasks.base import IGNORE, PAD, SPLITS, Batch, Item, Rows, Task
-from attnbench.tasks.cache import Arrays, cached, digest
+from attnbench.tasks.cache import Arrays, cached, code_digest, digest
 from attnbench.tasks.generated import row_hashes
 
 __all__ = ["Corpus", "byte_tokens", "split_of_text", "standard_library"]
@@ -87,8 +86,8 @@ class Corpus(Task):
 
     def _all(self) -> Arrays:
         if self._arrays is None:
-            code = [inspect.getsource(sys.modules[name]) for name in (type(self).__module__, __name__)]
-            key = digest(json.dumps(self.options, sort_keys=True), self.source(), sys.version, *code)
+            definition = json.dumps(self.options, sort_keys=True)
+            key = digest(definition, self.source(), sys.version, code_digest(type(self)))
             self._arrays = cached(self.name, key, self._prepare)
         return self._arrays
 

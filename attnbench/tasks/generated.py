@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -16,7 +14,7 @@ from torch import Tensor
 
 from attnbench.errors import UserError
 from attnbench.tasks.base import SPLITS, Batch, Item, Rows, Task
-from attnbench.tasks.cache import Arrays, cached, digest
+from attnbench.tasks.cache import Arrays, cached, code_digest, digest
 
 __all__ = ["Examples", "Generated", "constant_baseline", "row_hashes", "split_of"]
 
@@ -57,6 +55,9 @@ class Generated(Task):
     """
 
     chunk: ClassVar[int] = 4096  # examples drawn at a time; part of what defines the stream
+    drawn_by: ClassVar[
+        tuple[str, ...]
+    ] = ()  # further modules that define the examples: when they change, data is drawn anew
 
     def __init__(self, *, train: int, validation: int, test: int, **options: Any) -> None:
         self.sizes = dict(zip(SPLITS, (train, validation, test), strict=True))
@@ -100,8 +101,8 @@ class Generated(Task):
     def _all(self) -> Arrays:
         """Every split's arrays, under names such as train/inputs."""
         if self._arrays is None:
-            sources = [inspect.getsource(sys.modules[name]) for name in (type(self).__module__, __name__)]
-            key = digest(json.dumps([self.defining, self.sizes], sort_keys=True), *sources)
+            definition = json.dumps([self.defining, self.sizes], sort_keys=True)
+            key = digest(definition, code_digest(type(self), *self.drawn_by))
             self._arrays = cached(self.name, key, self._generate)
         return self._arrays
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import torch
 
 from attnbench.errors import UserError
 from attnbench.tasks import IGNORE, create_task
-from attnbench.tasks.cache import cache_directory, cached, compact, digest
+from attnbench.tasks.cache import cache_directory, cached, code_digest, compact, digest
 from attnbench.tasks.generated import Examples, Generated, row_hashes, split_of
 
 SMALL = {"train": 300, "validation": 40, "test": 50}
@@ -96,6 +97,22 @@ def test_data_is_drawn_once_and_read_after(monkeypatch):
     for name in ("inputs", "targets", "key_mask"):
         assert torch.equal(getattr(first, name), getattr(again, name))
     assert torch.equal(first.slices["gap"], again.slices["gap"])
+
+
+def test_changed_source_is_drawn_anew(monkeypatch):
+    sort, reverse = (type(create_task(name, **SMALL)) for name in ("sort", "reverse"))
+    assert code_digest(sort) == code_digest(sort) != code_digest(reverse)
+    before = code_digest(sort)
+    source = inspect.getsource(sys.modules["attnbench.tasks.transduction"])
+    monkeypatch.setattr(inspect, "getsource", lambda module: source + "#" if "transduction" in module.__name__ else "")
+    changed = code_digest(sort)
+    monkeypatch.setattr(inspect, "getsource", lambda module: source if "transduction" in module.__name__ else "")
+    assert len({before, changed, code_digest(sort)}) == 3
+
+
+def test_a_class_without_source_has_a_digest_still():
+    interactive = type("Interactive", (Digits,), {"__module__": "builtins"})
+    assert code_digest(interactive) != code_digest(Digits)
 
 
 def test_a_damaged_cache_is_made_again():

@@ -7,7 +7,7 @@ import pytest
 
 from attnbench.errors import UserError
 from attnbench.tasks import create_task
-from attnbench.tasks.pathfinder import DIFFICULTIES, SIZES, Stamps, _Canvas, _discs, _pick, _two_curves, draw_images
+from attnbench.tasks.dashes import DIFFICULTIES, SIZES, Stamps, _Canvas, _discs, _pick, _two_curves, draw_images
 
 
 def curves(side: int = 32, dashes: int = 6, count: int = 400):

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from attnbench.analysis.decision import task_name
 from attnbench.analysis.loading import rows_of
 from attnbench.report.canvas import empty, figure, mark_point, wrap
-from attnbench.report.style import INK, SOFT, look_of, style
+from attnbench.report.style import INK, PAPER, SOFT, look_of, style
 
 __all__ = ["accuracy_plot"]
 
@@ -117,6 +117,7 @@ def _panel(
             color=SOFT,
             va="center",
             ha="right" if at_right else "left",
+            bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.8},
         )
     ax.set_ylim(len(order) - 0.3 + 0.62 * max(len(baselines), 1), -0.7)
     ax.set_yticks(range(len(order)), order if names else [""] * len(order))

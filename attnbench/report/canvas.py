@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import re
 import textwrap
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,7 +20,18 @@ from matplotlib.transforms import Bbox
 from attnbench.report.style import INK, PAPER, SOFT, Look, style
 from attnbench.report.units import readable
 
-__all__ = ["empty", "figure", "label_ends", "label_points", "length_axis", "mark_point", "save", "unit_axis", "wrap"]
+__all__ = [
+    "empty",
+    "figure",
+    "label_ends",
+    "label_points",
+    "length_axis",
+    "mark_point",
+    "save",
+    "svg_text",
+    "unit_axis",
+    "wrap",
+]
 
 
 def figure(width: float, height: float) -> Figure:
@@ -37,10 +51,25 @@ def empty(message: str) -> Figure:
 
 def save(made: Figure, path: Path) -> Path:
     """Writes a figure as its suffix says; the same figure gives the same bytes."""
-    with style():
-        metadata: dict[str, Any] = {"Date": None} if path.suffix == ".svg" else {}
-        made.savefig(path, dpi=150, metadata=metadata)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".svg":
+        path.write_text(svg_text(made), encoding="utf-8", newline="\n")
+    else:
+        with style():
+            made.savefig(path, dpi=150)
     return path
+
+
+def svg_text(made: Figure) -> str:
+    """A figure as SVG, with no more decimals than a screen can show and no names that nothing refers to."""
+    buffer = io.StringIO()
+    with style():
+        made.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg ") :]
+    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
+    text = re.sub(r'<g id="[^"]*"', "<g", text)
+    return re.sub(r"(\.\d\d)\d+|\s*\n\s*", lambda match: match[1] or "\n", text)
 
 
 def length_axis(ax: Axes, lengths: Sequence[float]) -> None:
@@ -111,6 +140,8 @@ def label_ends(
     if not ends:
         return
     made = ax.figure
+    ax.set_xlim(ax.get_xlim())  # what is drawn from here on must not move the axes under its own feet
+    ax.set_ylim(ax.get_ylim())
     inches = 0.57 * size / 72 * max([len(text) for _, _, text, _ in ends] + [len(title or "") * 0.9]) + 0.45
     left, bottom, _, height = ax.get_position().bounds
     ax.set_position((left, bottom, max(0.3, 1 - left - inches / made.get_figwidth()), height))  # type: ignore[union-attr]
@@ -135,11 +166,13 @@ def label_points(
     points: Sequence[tuple[float, float, str, str]],
     radii: Sequence[float] | None = None,
     *,
+    lines: Sequence[tuple[Sequence[float], Sequence[float]]] = (),
     size: float = 8.0,
 ) -> None:
     """Names points in a plane: (x, y, text, colour); `radii` in points of type.
 
-    Each name takes the freest place near its point, and a hairline where it had to move away.
+    Each name takes the freest place near its point, and a hairline where it had to move away. Names keep
+    off the texts that are there already, and off `lines` (x and y of their corners).
     """
     figure_ = ax.figure
     renderer = cast(FigureCanvasAgg, figure_.canvas).get_renderer()
@@ -151,7 +184,8 @@ def label_points(
         Bbox.from_extents(x - r * 0.8, y - r * 0.8, x + r * 0.8, y + r * 0.8)
         for (x, y), r in zip(centres, sizes, strict=True)
     ]
-    taken: list[Bbox] = []
+    blocked += [box for line in lines for box in _beads(ax, *line, scale)]
+    taken = [written.get_window_extent(renderer) for written in ax.texts]
     for i in sorted(range(len(points)), key=lambda i: (-centres[i][1], centres[i][0])):
         _, _, text, colour = points[i]
         written = ax.text(0, 0, text, fontsize=size, color=colour, va="center", ha="center", zorder=6)
@@ -161,6 +195,17 @@ def label_points(
         written.set_position(tuple(ax.transData.inverted().transform(best)))
         taken.append(Bbox.from_bounds(best[0] - width / 2, best[1] - height / 2, width, height))
         _join(ax, centres[i], sizes[i], taken[-1], colour, scale)
+
+
+def _beads(ax: Axes, xs: Sequence[float], ys: Sequence[float], scale: float) -> list[Bbox]:
+    """A line as a string of small boxes."""
+    corners = ax.transData.transform(np.column_stack([xs, ys]))
+    found = []
+    for start, end in pairwise(corners):
+        count = max(2, int(np.hypot(*(end - start)) / (5 * scale)))
+        for x, y in start + (end - start) * np.linspace(0, 1, count)[:, None]:
+            found.append(Bbox.from_extents(x - 2.5 * scale, y - 1.5 * scale, x + 2.5 * scale, y + 1.5 * scale))
+    return found
 
 
 def _free_place(

@@ -3,39 +3,134 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 
-from attnbench.analysis.loading import WORK, Run
+from attnbench.analysis.complexity import patterns
+from attnbench.analysis.decision import task_name
+from attnbench.analysis.loading import WORK, Run, rows_of
 from attnbench.report.accuracy import accuracy_plot
+from attnbench.report.gallery import gallery_plot
 from attnbench.report.growth import memory_plot, operations_plot, state_plot, time_plot
+from attnbench.report.learning import accuracy_length_plot, curves_plot, slices_plot
+from attnbench.report.speedup import heatmap_plot, speedup_plot
+from attnbench.report.tradeoff import bubble_plot, budget_plot, memory_speed_plot, operating_plot
 
-__all__ = ["figures"]
+__all__ = ["Plot", "figures"]
 
 SETTING = [column for column in WORK if column != "length"]
-_GROWTH = {
-    "time": ("speed", time_plot),
-    "memory": ("memory", memory_plot),
-    "operations": ("operations", operations_plot),
-    "state": ("state", state_plot),
-}
+_TASK = ["task", "task_options"]
 
 
-def figures(run: Run, tables: Mapping[str, pd.DataFrame]) -> Iterator[tuple[str, str, Callable[[], Figure]]]:
-    """(file name without suffix, what it shows, how to draw it) of every plot that the run has data for."""
-    for kind, (name, draw) in _GROWTH.items():
+@dataclass(frozen=True)
+class Plot:
+    """`name` is the file's without its suffix, `group` the chapter it belongs to, `words` what it shows."""
+
+    name: str
+    group: str
+    words: str
+    draw: Callable[[], Figure]
+
+
+def figures(run: Run, tables: Mapping[str, pd.DataFrame]) -> Iterator[Plot]:
+    """Every plot that the run has data for, the most telling first."""
+    yield from _tradeoffs(tables)
+    yield from _lengths(tables)
+    yield from _scores(tables)
+    drawn = patterns(run)
+    if drawn:
+        yield Plot("patterns", "Patterns", "who sees whom, by variant", partial(gallery_plot, drawn))
+
+
+def _tradeoffs(tables: Mapping[str, pd.DataFrame]) -> Iterator[Plot]:
+    for words, table in _settings(tables["decisions"]):
+        if (table["accuracy"].notna() & table["seconds"].notna()).any():
+            yield _plot(
+                "bubble",
+                "Trade-offs",
+                words,
+                "accuracy against speed, memory as area",
+                bubble_plot,
+                table,
+                tables["baselines"],
+            )
+            grids = table.dropna(subset=["accuracy"]).groupby("variant")["label"].nunique()
+            if (grids > 1).any():
+                yield _plot(
+                    "operating", "Trade-offs", words, "accuracy against time over options", operating_plot, table
+                )
+        if (table["bytes"].notna() & table["seconds"].notna()).any():
+            yield _plot("memory-speed", "Trade-offs", words, "memory against speed", memory_speed_plot, table)
+
+
+def _lengths(tables: Mapping[str, pd.DataFrame]) -> Iterator[Plot]:
+    timed = tables["ratios"][tables["ratios"]["quantity"] == "speed"]
+    for words, table, crossings, failed in _settings(timed, tables["crossover"], tables["outcomes"]):
+        if table["label"].nunique() > 1:
+            yield _plot(
+                "speedup", "Against length", words, "speed-up over the baseline", speedup_plot, table, crossings
+            )
+            yield _plot("heatmap", "Against length", words, "speed-up by label and length", heatmap_plot, table, failed)
+    growth: dict[str, tuple[str, Any]] = {
+        "time": ("speed", time_plot),
+        "memory": ("memory", memory_plot),
+        "operations": ("operations", operations_plot),
+        "state": ("state", state_plot),
+    }
+    for kind, (name, draw) in growth.items():
         for words, table, scaling in _settings(tables[name], tables["scaling"]):
-            yield _name(kind, words), f"{kind} against length, {words}", partial(draw, table, scaling)
-    if len(tables["accuracy"]):
-        three = tables["accuracy"], tables["scores"], tables["baselines"]
-        yield "accuracy", "accuracy by variant", partial(accuracy_plot, *three)
+            yield _plot(kind, "Against length", words, f"{kind} against length", draw, table, scaling)
 
 
-def _name(kind: str, words: str) -> str:
-    return "-".join([kind, *words.replace("_", "-").split()]).replace("/", "-")
+def _scores(tables: Mapping[str, pd.DataFrame]) -> Iterator[Plot]:
+    if not len(tables["accuracy"]):
+        return
+    three = tables["accuracy"], tables["scores"], tables["baselines"]
+    yield _plot("accuracy", "Accuracy", "", "accuracy by variant, each seed a dot", accuracy_plot, *three)
+    for task, part in tables["accuracy"].groupby("task", sort=False):
+        if part["length"].nunique() > 1:
+            yield _plot(
+                "accuracy-length",
+                "Accuracy",
+                str(task),
+                "accuracy against length",
+                accuracy_length_plot,
+                _one_option(part),
+            )
+    for words, scores, curves, slices in _tasks(tables["scores"], tables["curves"], tables["slices"]):
+        for spent in ("seconds", "operations"):
+            if scores[spent].notna().any():
+                yield _plot(
+                    f"budget-{spent}",
+                    "Accuracy",
+                    words,
+                    f"accuracy over {spent} of training",
+                    budget_plot,
+                    scores,
+                    spent,
+                )
+        for name, part in slices.groupby("slice", sort=False):
+            if pd.to_numeric(part["slice_value"], errors="coerce").nunique() > 1:
+                yield _plot(f"slice-{name}", "Accuracy", words, f"accuracy by {name}", slices_plot, part)
+        if len(curves):
+            yield _plot("curves", "Accuracy", words, "learning curves", curves_plot, curves)
+
+
+def _one_option(part: pd.DataFrame) -> pd.DataFrame:
+    """The options under which the task was trained at the most lengths: length alone must vary."""
+    lengths = part.groupby("task_options", dropna=False)["length"].nunique()
+    best: Any = lengths.idxmax()
+    return part[part["task_options"].isna() if pd.isna(best) else (part["task_options"] == best).fillna(False)]
+
+
+def _plot(kind: str, group: str, words: str, shows: str, draw: Callable[..., Figure], *arguments: Any) -> Plot:
+    slug = "".join(letter if letter.isalnum() else "-" for letter in f"{kind} {words}".lower())
+    name = "-".join(part for part in slug.split("-") if part)
+    return Plot(name, group, f"{shows}, {words}" if words else shows, partial(draw, *arguments))
 
 
 def _settings(table: pd.DataFrame, *others: pd.DataFrame) -> Iterator[tuple[Any, ...]]:
@@ -44,7 +139,13 @@ def _settings(table: pd.DataFrame, *others: pd.DataFrame) -> Iterator[tuple[Any,
     for key, part in table.groupby(SETTING, dropna=False, sort=False):
         setting = dict(zip(SETTING, key, strict=True))
         words = " ".join(_word(column, setting[column]) for column in varying)
-        yield words, part, *(_where(other, setting) for other in others)
+        yield words.strip(), part, *(_where(other, setting) for other in others)
+
+
+def _tasks(table: pd.DataFrame, *others: pd.DataFrame) -> Iterator[tuple[Any, ...]]:
+    for row in rows_of(table.drop_duplicates(_TASK)):
+        setting = {column: row[column] for column in _TASK}
+        yield task_name(row), _where(table, setting), *(_where(other, setting) for other in others)
 
 
 def _word(column: str, value: Any) -> str:

@@ -103,7 +103,7 @@ class Presented:
 def present(name: str, frame: pd.DataFrame) -> Presented:
     """A table of `tables` for readers."""
     frame = frame.copy()
-    if "variant" in frame and (frame["variant"].isna() | (frame["variant"] == frame["label"])).all():
+    if {"variant", "label"} <= set(frame) and (frame["variant"].isna() | (frame["variant"] == frame["label"])).all():
         frame = frame.drop(columns="variant")
     shared = []
     for column in _SHARED:

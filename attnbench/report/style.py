@@ -94,6 +94,6 @@ _SETTINGS = {
 @contextmanager
 def style() -> Iterator[None]:
     """Matplotlib's settings while a figure is drawn: ours over its defaults; the caller's come back after."""
-    plain: dict[Any, Any] = {key: value for key, value in matplotlib.rcParamsDefault.items() if key not in _BACKEND}
-    with matplotlib.rc_context({**plain, **_SETTINGS}):
+    settings: Any = {key: value for key, value in matplotlib.rcParamsDefault.items() if key not in _BACKEND} | _SETTINGS
+    with matplotlib.rc_context(settings):
         yield

@@ -1,0 +1,112 @@
+"""How scores come about: learning curves, accuracy against length, and against what makes an item hard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from attnbench.analysis.decision import task_name
+from attnbench.analysis.loading import rows_of
+from attnbench.report.canvas import empty, figure, label_ends, wrap
+from attnbench.report.growth import End
+from attnbench.report.style import look_of, style
+
+__all__ = ["accuracy_length_plot", "curves_plot", "slices_plot"]
+
+
+def curves_plot(curves: pd.DataFrame) -> Figure:
+    """Validation score against step for one task: median over seeds, every seed faint. From the table `curves`."""
+    shown = curves[curves["validation"].notna() & curves["step"].notna()]
+    if shown.empty:
+        return empty("Learning curves: none were recorded")
+    with style():
+        made, ax = _canvas(shown["label"].nunique())
+        ends = []
+        for label, part in shown.groupby("label", sort=False):
+            look = look_of(str(label))
+            for _, seed in part.groupby("seed", dropna=False):
+                seed = seed.sort_values("step")
+                ax.plot(seed["step"], seed["validation"].astype(float), color=look.colour, linewidth=0.7, alpha=0.3)
+            middle = part.astype({"validation": float}).groupby("step")["validation"].median()
+            ax.plot(middle.index, middle.to_numpy(), color=look.colour, dashes=look.dashes or (None, None))
+            ends.append(
+                (float(middle.index[-1]), float(middle.iloc[-1]), f"{label}  {middle.iloc[-1]:.3g}", look.colour)
+            )
+        ax.set_xlabel("training step")
+        ax.set_ylabel(f"validation {_only(shown['metric'])}")
+        label_ends(ax, ends, title="label, at the end")
+        wrap(made, f"Learning curves on {_task(shown)}", "median over seeds; each seed faint")
+    return made
+
+
+def accuracy_length_plot(accuracy: pd.DataFrame) -> Figure:
+    """Mean score against the task's length, with t intervals over seeds, for one task at several lengths. From the table
+    `accuracy`."""
+    shown = accuracy[accuracy["mean"].notna() & accuracy["length"].notna()]
+    if shown.empty:
+        return empty("Accuracy against length: nothing was trained")
+    return _series(
+        shown, "length", "mean", f"Accuracy against length on {_only(shown['task'])}", "length of the task (tokens)"
+    )
+
+
+def slices_plot(slices: pd.DataFrame) -> Figure:
+    """Score against what makes an item hard (a gap, pairs, depth), for one task and one slice. From the table `slices`."""
+    at = pd.to_numeric(slices["slice_value"], errors="coerce")
+    shown = slices.assign(at=at)[at.notna() & slices["value"].notna()]
+    if shown.empty:
+        return empty("Scores by slice: none were recorded")
+    name = _only(shown["slice"])
+    return _series(shown, "at", "value", f"Accuracy on {_task(shown)} by {name}", name)
+
+
+def _series(shown: pd.DataFrame, x: str, y: str, title: str, xlabel: str) -> Figure:
+    with style():
+        made, ax = _canvas(shown["label"].nunique())
+        ends: list[End] = []
+        for label, part in shown.groupby("label", sort=False):
+            part, look = part.sort_values(x), look_of(str(label))
+            places, values = part[x].to_numpy(dtype=float), part[y].to_numpy(dtype=float)
+            if {"low", "high"} <= set(part):
+                low, high = part["low"].to_numpy(dtype=float), part["high"].to_numpy(dtype=float)
+                known = np.isfinite(low)
+                ax.vlines(places[known], low[known], high[known], color=look.colour, linewidth=1.2, alpha=0.35)
+            ax.plot(places, values, color=look.colour, marker=look.marker, dashes=look.dashes or (None, None))
+            ends.append((float(places[-1]), float(values[-1]), f"{label}  {values[-1]:.2f}", look.colour))
+        _log_if_wide(ax, [float(value) for value in shown[x]])
+        ax.set_xlabel(xlabel)
+        ax.set_ylabel(_only(shown["metric"]))
+        if (shown["unit"] == "fraction").fillna(False).all():
+            ax.set_ylim(-0.03, 1.03)
+        label_ends(ax, ends, title="label, at the last")
+        wrap(made, title, "mean over seeds, 95 % t interval" if "low" in shown else "pooled over seeds")
+    return made
+
+
+def _canvas(labels: int) -> tuple[Figure, Axes]:
+    made = figure(8.6, max(4.7, 1.9 + 0.17 * labels))
+    return made, made.add_axes((0.085, 0.115, 0.6, 0.745))
+
+
+def _log_if_wide(ax: Axes, values: list[float]) -> None:
+    ticks = sorted(set(values))
+    if ticks[0] > 0 and ticks[-1] / ticks[0] >= 4:
+        ax.set_xscale("log", base=2)
+    while len(ticks) > 10:
+        ticks = ticks[::-2][::-1]
+    ax.xaxis.set_major_locator(FixedLocator(ticks))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _only(values: Iterable[object]) -> str:
+    return ", ".join(dict.fromkeys(str(value) for value in values if not pd.isna(value)))  # type: ignore[call-overload]
+
+
+def _task(frame: pd.DataFrame) -> str:
+    return ", ".join(dict.fromkeys(task_name(row) for row in rows_of(frame.drop_duplicates(["task", "task_options"]))))

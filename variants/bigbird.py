@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from attnbench.capabilities import Growth, Supports
 from attnbench.contract import Variant
 from attnbench.kernels import dense_softmax, full_rows, sparse_attention
 from attnbench.registry import register
-from torch import Tensor
 
 DRAWS = 4096  # query blocks with draws of their own; longer sequences start over
 
@@ -38,7 +39,7 @@ class BigBird(Variant):
 
     The random blocks of a block of queries are distinct, differ from head to head, and lie outside what its window touches
     and outside the blocks that are wholly global. They come from fixed draws that a seed made at construction, mapped to the
-    blocks that a sample really has (up to its last real token). Where fewer blocks are left than `random`, all of them are seen.
+    blocks that a sample really has, up to its last real token. Where no more than `random` blocks are left, all are seen.
 
     Args:
         window: reach of the window, itself included: 2 window - 1 keys.

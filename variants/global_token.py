@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
+
 from attnbench.capabilities import Growth, Supports
 from attnbench.contract import Variant
 from attnbench.kernels import dense_softmax, full_rows
 from attnbench.registry import register
-from torch import Tensor
 
 
 def supports(options: Mapping[str, Any]) -> Supports:
@@ -104,7 +105,7 @@ class GlobalToken(Variant):
         return torch.tensor([p for p in self.positions if p < q.shape[2]], dtype=torch.long, device=q.device)
 
     def _pooling(self, q: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(batch, 1, groups, n) means over equal runs of each sample's real tokens, and which groups have any (batch, groups)."""
+        """(batch, 1, groups, n) means over runs of each sample's real tokens, and which groups have any (batch, groups)."""
         groups = len(self.positions)
         real = q.new_ones(q.shape[0], q.shape[2]) if key_mask is None else key_mask.to(q.dtype)
         rank = real.long().cumsum(dim=1) - 1

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+from torch import Tensor
+
 from attnbench.capabilities import Growth, Supports
 from attnbench.contract import Variant
 from attnbench.kernels import dense_softmax, sparse_attention
+from attnbench.kernels.caching import Cache, extended, right_aligned
 from attnbench.registry import register
-from torch import Tensor
-
-
-class WindowCache(NamedTuple):
-    """Decoding state: the last `window` keys and values, and which of them are real (None: all)."""
-
-    k: Tensor
-    v: Tensor
-    key_mask: Tensor | None
 
 
 def supports(options: Mapping[str, Any]) -> Supports:
@@ -79,17 +73,9 @@ class Local(Variant):
             visible = visible & (distance >= 0)
         return dense_softmax(q, k, visible, key_mask)
 
-    def prefill(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, WindowCache]:
-        last = None if key_mask is None else key_mask[:, -self.window :].clone()
-        state = WindowCache(k[:, :, -self.window :].clone(), v[:, :, -self.window :].clone(), last)
-        return self(q, k, v, key_mask=key_mask), state
+    def prefill(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, Cache]:
+        return self(q, k, v, key_mask=key_mask), right_aligned(k, v, key_mask, self.window)
 
-    def step(self, q: Tensor, k: Tensor, v: Tensor, state: WindowCache) -> tuple[Tensor, WindowCache]:
-        start = max(0, state.k.shape[2] + 1 - self.window)
-        key_mask = state.key_mask
-        if key_mask is not None:
-            key_mask = torch.cat([key_mask[:, start:], key_mask.new_ones(key_mask.shape[0], 1)], dim=1)
-        state = WindowCache(
-            torch.cat([state.k[:, :, start:], k], dim=2), torch.cat([state.v[:, :, start:], v], dim=2), key_mask
-        )
-        return self(q, state.k, state.v, key_mask=key_mask), state
+    def step(self, q: Tensor, k: Tensor, v: Tensor, state: Cache) -> tuple[Tensor, Cache]:
+        state = extended(state, k, v, self.window)
+        return self(q, state.k, state.v, key_mask=state.key_mask), state

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from attnbench.capabilities import Growth, Supports
 from attnbench.contract import Variant
 from attnbench.kernels import dense_softmax, full_rows, sparse_attention
 from attnbench.registry import register
-from torch import Tensor
 
 
 @register(

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
-from attnbench.capabilities import Growth, Supports
-from attnbench.contract import Variant
-from attnbench.kernels import dense_softmax
-from attnbench.registry import register
 from einops import rearrange
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-
-class Cache(NamedTuple):
-    """Decoding state: the keys and values met so far, and which of them are real (None: all)."""
-
-    k: Tensor
-    v: Tensor
-    key_mask: Tensor | None
+from attnbench.capabilities import Growth, Supports
+from attnbench.contract import Variant
+from attnbench.kernels import dense_softmax
+from attnbench.kernels.caching import Cache, extended, right_aligned
+from attnbench.registry import register
 
 
 def supports(options: Mapping[str, Any]) -> Supports:
@@ -72,15 +66,15 @@ class Strided(Variant):
             if self.causal:
                 mask = mask.tril()
             mask = mask.repeat_interleave(heads, dim=0)
-        folded = [
+        q, k, v = (
             rearrange(pad(x, (0, 0, 0, missing)) if missing else x, "b h (row fold) d -> (b h) fold row d", fold=stride)
             for x in (q, k, v)
-        ]
-        empty = None if mask is None else ~mask.any(dim=-1, keepdim=True)
-        visible = None if mask is None else mask | empty  # a softmax over nothing is undefined
-        out = scaled_dot_product_attention(*folded, attn_mask=visible, is_causal=self.causal and mask is None)
-        if empty is not None:
-            out = out.masked_fill(empty, 0)
+        )
+        if mask is None:
+            out = scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        else:
+            empty = ~mask.any(dim=-1, keepdim=True)  # a softmax over nothing is undefined
+            out = scaled_dot_product_attention(q, k, v, attn_mask=mask | empty).masked_fill(empty, 0)
         return rearrange(out, "(b h) fold row d -> b h (row fold) d", b=batch)[:, :, :n]
 
     def dense_weights(self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
@@ -92,19 +86,14 @@ class Strided(Variant):
         return dense_softmax(q, k, visible, key_mask)
 
     def prefill(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, Cache]:
-        return self(q, k, v, key_mask=key_mask), Cache(k, v, key_mask)
+        return self(q, k, v, key_mask=key_mask), right_aligned(k, v, key_mask)
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, state: Cache) -> tuple[Tensor, Cache]:
-        key_mask = state.key_mask
-        if key_mask is not None:
-            key_mask = torch.cat([key_mask, key_mask.new_ones(key_mask.shape[0], 1)], dim=1)
-        state = Cache(torch.cat([state.k, k], dim=2), torch.cat([state.v, v], dim=2), key_mask)
-        fold = (state.k.shape[2] - 1) % self.stride
+        state = extended(state, k, v)
+        fold = slice((state.k.shape[2] - 1) % self.stride, None, self.stride)
+        mask = None if state.key_mask is None else state.key_mask[:, None, None, fold]
+        grouped = self.kv_heads != self.heads
         out = scaled_dot_product_attention(
-            q,
-            state.k[:, :, fold :: self.stride],
-            state.v[:, :, fold :: self.stride],
-            attn_mask=None if key_mask is None else key_mask[:, None, None, fold :: self.stride],
-            enable_gqa=self.kv_heads != self.heads,
+            q, state.k[:, :, fold], state.v[:, :, fold], attn_mask=mask, enable_gqa=grouped
         )
         return out, state

@@ -11,7 +11,15 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from attnbench.kernels.parts import Hidden, Own
-from attnbench.kernels.pieces import accumulator, attend, attend_backward, bounded, piece_bytes, transposed
+from attnbench.kernels.pieces import (
+    accumulator,
+    attend,
+    attend_backward,
+    bounded,
+    piece_bytes,
+    transposed,
+    unchanged_by_autocast,
+)
 
 __all__ = ["block_attention"]
 
@@ -48,8 +56,7 @@ def block_attention(
     device = q.device.type
     if torch.is_autocast_enabled(device):
         q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
-    with torch.autocast(device, enabled=False):
-        out, lse = _forward(q.reshape(-1, n_q, d), k.reshape(-1, n_k, d), v.reshape(-1, n_k, e), mask, scale)
+    out, lse = _forward(q.reshape(-1, n_q, d), k.reshape(-1, n_k, d), v.reshape(-1, n_k, e), mask, scale)
     return out.view(*lead, n_q, e), lse.view(*lead, n_q)
 
 
@@ -92,6 +99,7 @@ def _parts(k: Tensor, v: Tensor, mask: Tensor | None, n_q: int, buffers: int) ->
 
 
 @torch.library.custom_op("attnbench::block_attention", mutates_args=())
+@unchanged_by_autocast
 def _forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
     out = v.new_empty(*q.shape[:2], v.shape[-1])
     lse = q.new_empty(q.shape[:2], dtype=accumulator(q.dtype))
@@ -108,6 +116,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> tup
 
 
 @torch.library.custom_op("attnbench::block_attention_backward", mutates_args=())
+@unchanged_by_autocast
 def _backward(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, lse: Tensor, grad: Tensor, delta: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,14 +10,27 @@ possible, and the row maximum need not be looked up. Elsewhere it is subtracted 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-__all__ = ["LIMIT", "Mask", "Part", "accumulator", "attend", "attend_backward", "bounded", "piece_bytes", "transposed"]
+__all__ = [
+    "LIMIT",
+    "Mask",
+    "Part",
+    "accumulator",
+    "attend",
+    "attend_backward",
+    "bounded",
+    "piece_bytes",
+    "transposed",
+    "unchanged_by_autocast",
+]
 
+F = TypeVar("F", bound=Callable[..., Any])
 LIMIT = 44.0  # e^44 summed over a million keys times large values is far from overflow, e^-44 times small ones from underflow
 
 
@@ -50,6 +63,17 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 def piece_bytes(device: torch.device) -> int:
     """How large the scores of one piece may be: on a CPU what its caches hold, elsewhere what keeps the device busy."""
     return 2**22 if device.type == "cpu" else 2**27
+
+
+def unchanged_by_autocast(operator: F) -> F:
+    """Decorates an operator's body: inputs have the wanted dtypes by then, and backward may run under autocast as well."""
+
+    @functools.wraps(operator)
+    def body(q: Tensor, *args: Any) -> Any:
+        with torch.autocast(q.device.type, enabled=False):
+            return operator(q, *args)
+
+    return body  # type: ignore[return-value]
 
 
 def bounded(q: Tensor, k: Tensor, scale: float) -> bool:

@@ -12,7 +12,17 @@ from torch.utils.flop_counter import register_flop_formula
 
 from attnbench.kernels.layout import Band, Piece, cut, tile_rows
 from attnbench.kernels.parts import Keys, Listed, Triangles, Window
-from attnbench.kernels.pieces import Mask, Part, accumulator, attend, attend_backward, bounded, piece_bytes, transposed
+from attnbench.kernels.pieces import (
+    Mask,
+    Part,
+    accumulator,
+    attend,
+    attend_backward,
+    bounded,
+    piece_bytes,
+    transposed,
+    unchanged_by_autocast,
+)
 
 __all__ = ["sparse_attention"]
 
@@ -54,8 +64,7 @@ def sparse_attention(
     if torch.is_autocast_enabled(device):
         q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
     before, after = (min(reach, q.shape[2] + k.shape[2] + abs(shift)) for reach in (before, after))
-    with torch.autocast(device, enabled=False):
-        return _forward(q, k, v, [before, after, shift], band_mask, extra, extra_mask, rows, scale)
+    return _forward(q, k, v, [before, after, shift], band_mask, extra, extra_mask, rows, scale)
 
 
 @dataclass
@@ -145,6 +154,7 @@ def _call(
 
 
 @torch.library.custom_op("attnbench::sparse_attention", mutates_args=())
+@unchanged_by_autocast
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -171,6 +181,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.custom_op("attnbench::sparse_attention_backward", mutates_args=())
+@unchanged_by_autocast
 def _backward(
     q: Tensor,
     k: Tensor,

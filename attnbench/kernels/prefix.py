@@ -18,12 +18,14 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from attnbench.kernels.features import feature_map
-from attnbench.kernels.sums import Keys, Queries, Sums, absorb, read, read_backward, sums_backward
+from attnbench.kernels.features import FeatureMap, feature_map
+from attnbench.kernels.sums import Keys, Queries, Sums, absorb, absorb_backward, read, read_backward
 
 __all__ = ["Sums", "explicit_weights", "extend", "linear_attention"]
 
-CAUSAL_CHUNK, CHUNK = 128, 512
+CHUNK_ELEMENTS = {"cpu": 2**17}  # of a chunk of q: about what a core's own cache holds
+DEVICE_ELEMENTS = 2**22
+TRIANGLE = 128  # rows of a causal chunk: work inside it grows with their square
 Step = tuple[slice | None, slice | None]  # keys to take in, queries that read
 
 
@@ -59,15 +61,17 @@ def linear_attention(
     return out, Sums(total, top)
 
 
+@torch.no_grad()
 def extend(
     sums: Sums, q: Tensor, k: Tensor, v: Tensor, *, feature: str = "elu", projection: Tensor | None = None
 ) -> tuple[Tensor, Sums]:
-    """The output of one more token (n_q = n_k = 1) that sees itself and all before it, and the sums with it."""
+    """The output of one more token (n_q = n_k = 1) that sees itself and all before it, and the sums with it; no gradients."""
     phi = feature_map(feature, projection, sums.total.dtype)
     with torch.autocast(q.device.type, enabled=False):
         sums = absorb(sums.flat(), Keys.load(phi, k, v, None))
-        out, _ = _normalised(read(sums, Queries.load(phi, q), None))
-    return out.unflatten(0, q.shape[:2]).to(v.dtype), sums.unflat(*q.shape[:2])
+        out = torch.empty_like(v)
+        _normalise(read(sums, Queries.load(phi, q), None), out)
+    return out, sums.unflat(*q.shape[:2])
 
 
 def explicit_weights(queries: Tensor, keys: Tensor, *, key_mask: Tensor | None = None, causal: bool = False) -> Tensor:
@@ -81,28 +85,34 @@ def explicit_weights(queries: Tensor, keys: Tensor, *, key_mask: Tensor | None =
     return weights / divisor.masked_fill(divisor == 0, torch.inf)
 
 
-def _steps(n_q: int, n_k: int, causal: bool) -> list[Step]:
+def _steps(q: torch.Size, n_k: int, causal: bool, device: str) -> list[Step]:
+    batch, heads, n_q, d = q
+    size = CHUNK_ELEMENTS.get(device, DEVICE_ELEMENTS) // (batch * heads * d)
+    size = max(64, min(size, max(n_q, n_k) // 4))  # a few temporaries of a chunk's size, small beside the inputs
     if not causal:
-        reads: list[Step] = [(None, chunk) for chunk in _chunks(0, n_q, CHUNK)]
-        return [(chunk, None) for chunk in _chunks(0, n_k, CHUNK)] + reads
+        reads: list[Step] = [(None, chunk) for chunk in _chunks(0, n_q, size)]
+        return [(chunk, None) for chunk in _chunks(0, n_k, size)] + reads
     earlier = max(0, n_k - n_q)  # keys before the first query's own; queries before the first key have no step
-    own = [(keys, slice(keys.start + n_q - n_k, keys.stop + n_q - n_k)) for keys in _chunks(earlier, n_k, CAUSAL_CHUNK)]
-    return [*((chunk, None) for chunk in _chunks(0, earlier, CHUNK)), *own]
+    own = _chunks(earlier, n_k, min(size, TRIANGLE))
+    pairs: list[Step] = [(keys, slice(keys.start + n_q - n_k, keys.stop + n_q - n_k)) for keys in own]
+    return [(chunk, None) for chunk in _chunks(0, earlier, size)] + pairs
 
 
 def _chunks(start: int, stop: int, size: int) -> list[slice]:
     return [slice(at, min(at + size, stop)) for at in range(start, stop, size)]
 
 
-def _normalised(summed: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs, and the divisors of the rows: infinite where no weight is above zero, which makes output and gradient zero."""
+def _normalise(summed: Tensor, out: Tensor) -> Tensor:
+    """Writes outputs and returns the rows' divisors: infinite where no weight is above zero, which makes both passes zero."""
     divisor = summed[..., -1:]
     divisor = divisor.masked_fill(divisor == 0, torch.inf)
-    return summed[..., :-1] / divisor, divisor
+    lead = out.shape[:2]
+    torch.div(summed[..., :-1].unflatten(0, lead), divisor.unflatten(0, lead), out=out)
+    return divisor
 
 
 def _unnormalised(grad: Tensor, out: Tensor, divisor: Tensor) -> Tensor:
-    """Backward of `_normalised`: the gradient of [numerator, divisor]."""
+    """Backward of `_normalise`: the gradient of [numerator, divisor]."""
     grad, out = (x.flatten(0, 1).to(divisor.dtype) for x in (grad, out))
     scaled = torch.empty(*grad.shape[:2], grad.shape[2] + 1, dtype=divisor.dtype, device=divisor.device)
     torch.div(grad, divisor, out=scaled[..., :-1])
@@ -119,12 +129,6 @@ def _accumulator(q: Tensor) -> torch.dtype:
     return torch.promote_types(q.dtype, torch.float32)
 
 
-def _load_keys(phi: Any, k: Tensor, v: Tensor, key_mask: Tensor | None, rows: slice | None) -> Keys | None:
-    if rows is None:
-        return None
-    return Keys.load(phi, k[:, :, rows], v[:, :, rows], None if key_mask is None else key_mask[:, rows])
-
-
 @torch.library.custom_op("attnbench::linear_attention", mutates_args=())
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, projection: Tensor | None, feature: str, causal: bool
@@ -133,18 +137,23 @@ def _forward(
     phi = feature_map(feature, projection, acc)
     sums = Sums.empty(q.new_empty(0, dtype=acc), batch * heads, phi.width(d), e + 1)
     out, divisors = _like_tokens(v, n_q, e), q.new_empty(batch * heads, n_q, 1, dtype=acc)
-    for key_rows, query_rows in _steps(n_q, n_k, causal):
-        keys = _load_keys(phi, k, v, key_mask, key_rows)
+    for key_rows, query_rows in _steps(q.shape, n_k, causal, q.device.type):
+        keys = None if key_rows is None else _load(phi, k, v, key_mask, key_rows)
         if query_rows is not None:
             summed = read(sums, Queries.load(phi, q[:, :, query_rows]), keys)
-            mixed, divisors[:, query_rows] = _normalised(summed)
-            out[:, :, query_rows] = mixed.unflatten(0, (batch, heads))
+            divisors[:, query_rows] = _normalise(summed, out[:, :, query_rows])
+            del summed
         if keys is not None:
             sums = absorb(sums, keys)
+            del keys
     if causal and n_q > n_k:
         out[:, :, : n_q - n_k] = 0
         divisors[:, : n_q - n_k] = torch.inf
     return out, divisors, *sums.unflat(batch, heads)
+
+
+def _load(phi: FeatureMap, k: Tensor, v: Tensor, key_mask: Tensor | None, rows: slice) -> Keys:
+    return Keys.load(phi, k[:, :, rows], v[:, :, rows], None if key_mask is None else key_mask[:, rows])
 
 
 @_forward.register_fake
@@ -176,33 +185,38 @@ def _backward(
     top: Tensor,
     grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    batch, heads, n_q, _ = q.shape
     phi = feature_map(feature, projection, divisors.dtype)
-    steps = _steps(n_q, k.shape[2], causal)
+    steps = _steps(q.shape, k.shape[2], causal, q.device.type)
     states = [Sums(total, top).flat()] * (len(steps) + 1)
-    if causal:  # every step read sums of its own
-        states[0] = Sums.empty(divisors, batch * heads, *states[-1].total.shape[1:])
-        for at, (rows, _) in enumerate(steps[:-1]):
-            states[at + 1] = absorb(states[at], _load_keys(phi, k, v, key_mask, rows))
+    if causal:  # every step has read sums of its own
+        states[0] = Sums.empty(divisors, *states[-1].total.shape)
+        for at, (key_rows, _) in enumerate(steps[:-1]):
+            assert key_rows is not None
+            states[at + 1] = absorb(states[at], _load(phi, k, v, key_mask, key_rows))
     dq, dk, dv = (_like_tokens(x, *x.shape[2:]) for x in (q, k, v))
-    dsums = torch.zeros_like(states[-1].total)
-    for at in reversed(range(len(steps))):
-        key_rows, query_rows = steps[at]
-        keys, before = _load_keys(phi, k, v, key_mask, key_rows), states[at]
-        dkeys = dvalues = None
-        if keys is not None:
-            dkeys, dvalues, dsums = sums_backward(dsums, keys, before, states[at + 1])
-        if query_rows is not None:
-            queries = Queries.load(phi, q[:, :, query_rows])
-            gradient = _unnormalised(grad[:, :, query_rows], out[:, :, query_rows], divisors[:, query_rows])
-            dqueries, dsums = read_backward(gradient, before, queries, keys, dkeys, dvalues, dsums)
-            dq[:, :, query_rows] = phi.queries_backward(queries.x, queries.phi, dqueries).unflatten(0, (batch, heads))
-        if keys is not None and dvalues is not None:
-            dk[:, :, key_rows] = phi.keys_backward(keys.x, keys.phi, dkeys).unflatten(0, (batch, heads))
-            dv[:, :, key_rows] = dvalues[..., :-1].unflatten(0, (batch, heads))
     if causal:
-        dq[:, :, : max(0, n_q - k.shape[2])] = 0
-    return dq, dk, dv if key_mask is None else dv.mul_(key_mask[:, None, :, None])
+        dq[:, :, : max(0, q.shape[2] - k.shape[2])] = 0
+    dsums = torch.zeros_like(states[-1].total)
+
+    def go_back(step: Step, before: Sums, after: Sums, dsums: Tensor) -> Tensor:
+        key_rows, query_rows = step
+        keys, dkeys, dvalues = None, total, total  # without keys, nothing is added to their gradients
+        if key_rows is not None:
+            keys = _load(phi, k, v, key_mask, key_rows)
+            dkeys, dvalues, dsums = absorb_backward(dsums, keys, before, after)
+        if query_rows is not None:
+            summed = _unnormalised(grad[:, :, query_rows], out[:, :, query_rows], divisors[:, query_rows])
+            queries = Queries.load(phi, q[:, :, query_rows])
+            dqueries, dsums = read_backward(summed, before, queries, keys, dkeys, dvalues, dsums)
+            phi.queries_backward(queries.x, queries.phi, dqueries, dq[:, :, query_rows])
+        if keys is not None and key_rows is not None:
+            dv[:, :, key_rows] = dvalues.unflatten(0, dv.shape[:2])
+            phi.keys_backward(keys.x, keys.phi, dkeys, dk[:, :, key_rows])
+        return dsums
+
+    for at in reversed(range(len(steps))):
+        dsums = go_back(steps[at], states[at], states[at + 1], dsums)
+    return dq, dk, dv
 
 
 @_backward.register_fake
@@ -233,8 +247,9 @@ def _products(q: Any, k: Any, v: Any, projection: Any, causal: bool) -> tuple[in
     (batch, heads, n_q, d), n_k, width = q, k[2], v[3] + 1
     features = d if projection is None else projection[0]
     mapped = 0 if projection is None else (n_q + n_k) * features * d
-    inside = sum((keys.stop - keys.start) ** 2 for keys, queries in _steps(n_q, n_k, causal) if keys and queries)
-    return tuple(batch * heads * x for x in (mapped, (n_q + n_k) * features * width, inside * (features + width)))  # type: ignore[return-value]
+    inside = sum((keys.stop - keys.start) ** 2 for keys, queries in _steps(q, n_k, causal, "cpu") if keys and queries)
+    lead = batch * heads
+    return lead * mapped, lead * (n_q + n_k) * features * width, lead * inside * (features + width)
 
 
 @register_flop_formula(torch.ops.attnbench.linear_attention)

@@ -1,6 +1,7 @@
 """The arithmetic of linear attention on one chunk of keys, of queries, or of both: what `prefix` goes through.
 
-Tensors are (batch * heads, rows, width), in float32 or float64.
+Tensors are (batch * heads, rows, width), in float32 or float64. The last column of sums, and of what is read from them, is
+the normaliser: what the values would come to if each were 1.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from attnbench.kernels.features import FeatureMap
 
-__all__ = ["Keys", "Queries", "Sums", "absorb", "read", "read_backward", "sums_backward"]
+__all__ = ["Keys", "Queries", "Sums", "absorb", "absorb_backward", "read", "read_backward"]
 
 
 class Sums(NamedTuple):
@@ -35,34 +36,6 @@ class Sums(NamedTuple):
 
 
 @dataclass
-class Keys:
-    """A chunk of keys: x as given, phi its features, scale their log2 scales (None: all 0), values [v, 1]."""
-
-    x: Tensor
-    phi: Tensor
-    scale: Tensor | None
-    values: Tensor
-
-    @classmethod
-    def load(cls, phi: FeatureMap, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Keys:
-        """From k and v (batch, heads, rows, width); masked keys have no weight, not even in the normaliser."""
-        acc = torch.promote_types(k.dtype, torch.float32)
-        values = v.new_ones(*v.shape[:3], v.shape[3] + 1, dtype=acc)
-        values[..., :-1] = v
-        x = k.flatten(0, 1).to(acc)
-        features, scale = phi.keys(x)
-        if key_mask is not None:
-            values *= key_mask[:, None, :, None]
-            if scale is not None:
-                scale = scale.masked_fill(~key_mask.repeat_interleave(k.shape[1], dim=0), -torch.inf)
-        return cls(x, features, scale, values.flatten(0, 1))
-
-    def relative(self, top: Tensor) -> Tensor | None:
-        """(.., rows, 1): each key's scale in units of 2^top; None where all are 1."""
-        return None if self.scale is None else (self.scale - top[:, None]).exp2_()[..., None]
-
-
-@dataclass
 class Queries:
     """A chunk of queries: x as given, and phi its features."""
 
@@ -71,21 +44,64 @@ class Queries:
 
     @classmethod
     def load(cls, phi: FeatureMap, q: Tensor) -> Queries:
+        """From q (batch, heads, rows, width)."""
         x = q.flatten(0, 1).to(torch.promote_types(q.dtype, torch.float32))
         return cls(x, phi.queries(x))
+
+
+@dataclass
+class Keys:
+    """A chunk of keys: x as given, phi its features, scale their log2 scales (None: all 0), and the values.
+
+    Masked keys have features or a scale that make every product with them zero.
+    """
+
+    x: Tensor
+    phi: Tensor
+    scale: Tensor | None
+    values: Tensor
+
+    @classmethod
+    def load(cls, phi: FeatureMap, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Keys:
+        """From k and v (batch, heads, rows, width) and a key_mask (batch, rows)."""
+        x, values = (y.flatten(0, 1).to(torch.promote_types(y.dtype, torch.float32)) for y in (k, v))
+        features, scale = phi.keys(x)
+        if key_mask is not None:
+            hidden = ~key_mask.repeat_interleave(k.shape[1], dim=0)
+            if scale is None:
+                features = features.masked_fill_(hidden[..., None], 0)
+            else:
+                scale = scale.masked_fill_(hidden, -torch.inf)
+        return cls(x, features, scale, values)
 
 
 def absorb(sums: Sums, keys: Keys) -> Sums:
     """The sums with a chunk of keys taken in."""
     if keys.scale is None:
-        return Sums(torch.baddbmm(sums.total, keys.phi.mT, keys.values), sums.top)
-    top = torch.maximum(sums.top, keys.scale.amax(dim=-1))
-    kept = sums.total * (sums.top - top).exp2_()[:, None, None]
-    return Sums(kept.baddbmm_(keys.phi.mT, keys.values * keys.relative(top)), top)
+        total, top, values, norm = sums.total.clone(), sums.top, keys.values, keys.phi.sum(dim=1)
+    else:
+        top = torch.maximum(sums.top, keys.scale.amax(dim=-1))
+        total = sums.total * (sums.top - top).exp2_()[:, None, None]
+        weights = (keys.scale - top[:, None]).exp2_()[..., None]
+        values, norm = keys.values * weights, (keys.phi.mT @ weights)[..., 0]
+    total[..., :-1] += keys.phi.mT @ values
+    total[..., -1] += norm
+    return Sums(total, top)
+
+
+def absorb_backward(dsums: Tensor, keys: Keys, before: Sums, after: Sums) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of the features, of the values, and of the sums before, of all in one: those after."""
+    dphi = torch.baddbmm(dsums[..., -1].unsqueeze(1), keys.values, dsums[..., :-1].mT)
+    dvalues = keys.phi @ dsums[..., :-1]
+    if keys.scale is not None:
+        weights = (keys.scale - after.top[:, None]).exp2_()[..., None]
+        dphi, dvalues = dphi.mul_(weights), dvalues.mul_(weights)
+        dsums = dsums * (before.top - after.top).exp2_()[:, None, None]
+    return dphi, dvalues, dsums
 
 
 def read(sums: Sums, queries: Queries, keys: Keys | None) -> Tensor:
-    """[numerator, divisor] (.., rows, e + 1) over the sums, and over the keys of the queries' own chunk up to each query."""
+    """[numerator, normaliser] (.., rows, e + 1) over the sums, and over the keys of the same rows up to each query."""
     summed = queries.phi @ sums.total
     if keys is None:
         return summed
@@ -93,7 +109,26 @@ def read(sums: Sums, queries: Queries, keys: Keys | None) -> Tensor:
     if carry is not None:
         summed.mul_(carry)
     weights = (queries.phi @ keys.phi.mT).mul_(factors)
-    return summed.baddbmm_(weights, keys.values)
+    summed[..., :-1].baddbmm_(weights, keys.values)
+    summed[..., -1] += weights.sum(dim=-1)
+    return summed
+
+
+def read_backward(
+    grad: Tensor, sums: Sums, queries: Queries, keys: Keys | None, dphi: Tensor, dvalues: Tensor, dsums: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the queries' features and of the sums; those of the keys' features and values are added in place."""
+    if keys is None:
+        return grad @ sums.total.mT, torch.baddbmm(dsums, queries.phi.mT, grad)
+    factors, carry = _triangle(sums.top, keys)
+    weights = (queries.phi @ keys.phi.mT).mul_(factors)
+    dvalues.baddbmm_(weights.mT, grad[..., :-1])
+    dweights = torch.baddbmm(grad[..., -1:], grad[..., :-1], keys.values.mT).mul_(factors)
+    dphi.baddbmm_(dweights.mT, queries.phi)
+    dqueries = dweights @ keys.phi
+    if carry is not None:
+        grad = grad * carry
+    return dqueries.baddbmm_(grad, sums.total.mT), torch.baddbmm(dsums, queries.phi.mT, grad)
 
 
 def _triangle(top: Tensor, keys: Keys) -> tuple[Tensor, Tensor | None]:
@@ -106,37 +141,3 @@ def _triangle(top: Tensor, keys: Keys) -> tuple[Tensor, Tensor | None]:
         return keys.phi.new_ones(rows, rows).tril_(), None
     tops = torch.maximum(top[:, None], keys.scale.cummax(dim=-1).values)
     return (keys.scale[:, None, :] - tops[..., None]).exp2_().tril_(), (top[:, None] - tops).exp2_()[..., None]
-
-
-def sums_backward(dsums: Tensor, keys: Keys, before: Sums, after: Sums) -> tuple[Tensor, Tensor, Tensor]:
-    """Backward of `absorb`: gradients of the features, of the values, and of the sums before."""
-    dphi, dvalues = keys.values @ dsums.mT, keys.phi @ dsums
-    if keys.scale is not None:
-        relative = keys.relative(after.top)
-        dphi.mul_(relative)
-        dvalues.mul_(relative)
-        dsums = dsums * (before.top - after.top).exp2_()[:, None, None]
-    return dphi, dvalues, dsums
-
-
-def read_backward(
-    grad: Tensor,
-    sums: Sums,
-    queries: Queries,
-    keys: Keys | None,
-    dphi: Tensor | None,
-    dvalues: Tensor | None,
-    dsums: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Backward of `read`: gradients of the queries' features and of the sums; those of the keys are added in place."""
-    if keys is None or dphi is None or dvalues is None:
-        return grad @ sums.total.mT, torch.baddbmm(dsums, queries.phi.mT, grad)
-    factors, carry = _triangle(sums.top, keys)
-    weights = (queries.phi @ keys.phi.mT).mul_(factors)
-    dvalues.baddbmm_(weights.mT, grad)
-    dweights = torch.bmm(grad, keys.values.mT, out=weights).mul_(factors)
-    dphi.baddbmm_(dweights.mT, queries.phi)
-    dqueries = dweights @ keys.phi
-    if carry is not None:
-        grad = grad * carry
-    return dqueries.baddbmm_(grad, sums.total.mT), torch.baddbmm(dsums, queries.phi.mT, grad)

@@ -86,7 +86,7 @@ def _rows(x: Tensor, positions: Tensor) -> _Rows:
     count = 1 + sum((size - 1) * step for size, step in zip(x.shape, steps, strict=False))
     batch, head = (torch.arange(x.shape[i], device=x.device) * steps[i] for i in (0, 1))
     index = batch[:, None, None] + head[None, :, None] + positions * steps[2]
-    return _Rows(x.as_strided((count, d), (d, 1), x.storage_offset()), index.view(-1))
+    return _Rows(x.as_strided((count, d), (d, 1), x.storage_offset()), index.reshape(-1))
 
 
 class _Run(NamedTuple):
@@ -115,7 +115,7 @@ def _runs(tiles: Tensor, lists: tuple[int, int], x: Tensor) -> Iterator[_Run]:
     batch, heads = tiles.shape[-4:-2]
     row = torch.arange(batch * heads, device=tiles.device).view(batch, heads, 1, 1)
     shifts = row * torch.tensor([lists[0], lists[0], lists[1], lists[1]], device=tiles.device)
-    flat = (tiles + shifts).view(-1, 4).tolist()
+    flat = (tiles + shifts).reshape(-1, 4).tolist()
     parts = []
     for q0, q1, k0, k1 in flat:
         if k1 > k0:
@@ -196,7 +196,7 @@ class _Lists(NamedTuple):
 
 
 def _lists(q: Tensor, k: Tensor, v: Tensor, queries: Tensor, keys: Tensor, like: Tensor) -> _Lists:
-    shifted = (queries + (k.shape[2] - q.shape[2])).view(-1)
+    shifted = (queries + (k.shape[2] - q.shape[2])).reshape(-1)
     return _Lists(_rows(q, queries), _rows(k, keys), _rows(v, keys), shifted, keys.reshape(-1), _rows(like, keys))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from attnbench.contract import Unsupported
 from attnbench.measure.build import build
 from attnbench.measure.workload import Measurement, Workload
 
@@ -63,14 +64,14 @@ def measure_memory(workload: Workload) -> Measurement:
 def peak_bytes(call: Callable[[], Any], device: str = "cpu") -> Peak:
     """The peak of one call; what it returns is held until it has ended.
 
-    Raises NotImplementedError on a device that keeps no account of its memory.
+    Raises Unsupported on a device that keeps no account of its memory.
     """
     kind = torch.device(device).type
     if kind == "cpu":
         return _cpu_peak(call)
     if kind == "cuda":
         return _cuda_peak(call, device)
-    raise NotImplementedError(f"peak memory is measured on cpu and cuda, not on {kind}")
+    raise Unsupported([f"peak memory is measured on cpu and cuda, not on {kind}"])
 
 
 @contextmanager

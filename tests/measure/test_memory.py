@@ -7,6 +7,7 @@ import gc
 import pytest
 import torch
 
+from attnbench.contract import Unsupported
 from attnbench.measure import Workload, measure_memory, measure_resident
 from attnbench.measure.memory import peak_bytes
 
@@ -82,7 +83,7 @@ def test_fused_attention_allocates_no_square():
 
 
 def test_a_device_without_an_account_is_refused():
-    with pytest.raises(NotImplementedError, match="not on meta"):
+    with pytest.raises(Unsupported, match="not on meta"):
         peak_bytes(lambda: None, "meta")
 
 
@@ -91,6 +92,50 @@ def test_the_resident_peak_is_the_process_and_forgets_what_was_higher_before():
     measured = measure_resident(Workload("full", **SMALL))
     assert measured.unit == "bytes"
     assert 10 << 20 < measured.value < measured.details["before"] + (64 << 20)
+
+
+class Allocator:
+    """A stand-in for CUDA's caching allocator, with a workspace that a library took at its first call."""
+
+    def __init__(self, resting: int, workspace: int) -> None:
+        self.held, self.workspace, self.peak, self.count = resting + workspace, workspace, 10**9, 5
+        self.asked: list[str] = []
+
+    def take(self, size: int) -> None:
+        self.held, self.count = self.held + size, self.count + 1
+        self.peak = max(self.peak, self.held)
+
+    def stats(self, device: str) -> dict[str, int]:
+        return {
+            "allocated_bytes.all.current": self.held,
+            "allocated_bytes.all.peak": self.peak,
+            "allocation.all.allocated": self.count,
+        }
+
+    def reset(self, device: str) -> None:
+        self.peak = self.held
+
+    def clear(self) -> None:
+        self.held -= self.workspace
+
+
+def test_the_allocator_peak_is_above_rest_and_knows_the_workspace_apart(monkeypatch):
+    allocator = Allocator(resting=1000, workspace=300)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: allocator.asked.append("synchronize"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_stats", allocator.stats)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", allocator.reset)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: allocator.held)
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", allocator.clear, raising=False)
+
+    def call():
+        allocator.take(70)
+        allocator.take(40)
+        allocator.held -= 110
+
+    peak = peak_bytes(call, "cuda")
+    assert (peak.bytes, peak.allocations, peak.workspace) == (110, 2, 300)
+    assert allocator.asked == ["synchronize", "synchronize"]
 
 
 @pytest.mark.gpu

@@ -205,7 +205,11 @@ class Variant(nn.Module, metaclass=_Checked):
 
     def _validate(self, q: Any, k: Any, v: Any, key_mask: Any, streams: dict[str, Tensor]) -> None:
         reads = self.supports.reads
-        tensors = {"q": (q, self.heads), "k": (k, self.kv_heads), "v": (v, self.kv_heads)}
+        tensors = {
+            "v": (v, self.kv_heads),
+            "q": (q, self.heads),
+            "k": (k, self.kv_heads),
+        }  # the others are held against v
         for label, (tensor, heads) in tensors.items():
             if tensor is None and label not in reads and label != "v":
                 continue

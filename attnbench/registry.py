@@ -123,20 +123,28 @@ def plugin_failures() -> dict[str, str]:
 
 
 def source_hash(cls: type) -> str:
-    """A short hash of the source that defines a class and of the attnbench kernels it imports."""
-    modules = [cls.__module__]
-    module = sys.modules.get(cls.__module__)
-    for value in vars(module).values() if module else ():
-        origin = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", None)
-        if isinstance(origin, str) and origin.startswith("attnbench.kernels"):
-            modules.append(origin)
+    """A short hash of the source that defines a class and of the attnbench kernels behind it."""
     digest = hashlib.sha256()
-    for name in sorted(set(modules)):
+    for name in sorted(_modules_behind(cls.__module__)):
         try:
             digest.update(inspect.getsource(sys.modules[name]).encode())
         except (OSError, TypeError, KeyError):  # defined interactively: the class itself is all there is
             digest.update(f"{name}.{cls.__qualname__}".encode())
     return digest.hexdigest()[:12]
+
+
+def _modules_behind(name: str) -> set[str]:
+    """A module, and those of attnbench.kernels that it uses, directly or through one another."""
+    found: set[str] = set()
+    pending = [name]
+    while pending:
+        name = pending.pop()
+        found.add(name)
+        for value in list(vars(sys.modules[name]).values()) if name in sys.modules else ():
+            origin = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", None)
+            if isinstance(origin, str) and origin.startswith("attnbench.kernels") and origin not in found:
+                pending.append(origin)
+    return found
 
 
 def _find(name: str) -> type[Variant]:
@@ -165,13 +173,13 @@ def _load_plugins() -> None:
         for point in importlib.metadata.entry_points(group=GROUP):
             try:
                 point.load()
-            except Exception as error:  # noqa: BLE001 - a stranger's module may raise anything, and costs only itself
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's module may raise anything, and costs only itself
                 _failures[point.name] = _why(point, error)
             else:
                 _check_shadowing(point)
 
 
-def _why(point: importlib.metadata.EntryPoint, error: Exception) -> str:
+def _why(point: importlib.metadata.EntryPoint, error: BaseException) -> str:
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{point.value}: {type(error).__name__}: {error} [{frame.filename}:{frame.lineno}]"
 

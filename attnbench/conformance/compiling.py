@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from attnbench.conformance.core import expect_close, promise, require
 from attnbench.conformance.oracle import run_and_differentiate
 from attnbench.conformance.subject import Inputs, Subject
+from attnbench.contract import Variant
 
 LENGTHS = (33, 20)
 
@@ -23,19 +24,29 @@ def _require_compiles(subject: Subject) -> None:
 @promise("compile")
 def compiles(subject: Subject) -> None:
     """`torch.compile(fullgraph=True)` gives the eager output and gradients, and compiled state loads uncompiled."""
+    wrapped = _compiled_equals_eager(subject, LENGTHS[:1], dynamic=False)
+    subject.build(seed=99).load_state_dict(wrapped.state_dict(), strict=True)
+
+
+@promise("compile-dynamic")
+def compiles_any_length(subject: Subject) -> None:
+    """Compiled with the length as a symbol, one graph gives the eager output and gradients at every length."""
+    _compiled_equals_eager(subject, LENGTHS, dynamic=True)
+
+
+def _compiled_equals_eager(subject: Subject, lengths: Sequence[int], *, dynamic: bool) -> Variant:
     _require_compiles(subject)
     eager, wrapped = subject.build(), subject.build()
-    # One direction takes the length as a symbol, which costs several times what a fixed length does.
-    dynamic = subject.causal or not subject.supports.causal
+    subject.note(dynamic=dynamic)
     torch._dynamo.reset()  # else the limit on recompilations counts those of every variant before
     wrapped.compile(fullgraph=True, backend="aot_eager", dynamic=dynamic)
-    for length in LENGTHS if dynamic else LENGTHS[:1]:
+    for length in lengths:
         mask = subject.padding(2, length) if subject.supports.padding else None
         inputs = subject.inputs(length).masked(mask)
         expected = run_and_differentiate(eager, inputs, eager)
         for name, actual in run_and_differentiate(wrapped, inputs, wrapped).items():
             expect_close(actual, expected[name], f"compiled {name} against eager", 1e-4)
-    subject.build(seed=99).load_state_dict(wrapped.state_dict(), strict=True)
+    return wrapped
 
 
 @promise("export")

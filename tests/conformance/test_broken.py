@@ -40,7 +40,7 @@ BREAKS = {
     "forgets-first-token": ["decoding-steps"],
     "decodes-padding": ["decoding-padded"],
     "spends-its-state": ["decoding-state"],
-    "breaks-the-graph": ["compile", "export"],
+    "breaks-the-graph": ["compile", "compile-dynamic", "export"],
     "swallows-options": ["refuses-unknown-option"],
     "takes-any-mask": ["refuses-other-masks"],
     "takes-undeclared-mask": ["refuses-undeclared"],

@@ -10,8 +10,8 @@ from attnbench.conformance.nursery import verify_in_new_process
 from attnbench.conformance.runner import directions, make_subject
 from attnbench.conformance.state import save_trained
 
-NEW_PROCESS = "state-dict-new-process"
-FAMILIES = {family: [name for name in names if name != NEW_PROCESS] for family, names in families().items()}
+APART = ("state-dict-new-process", "compile-dynamic")
+FAMILIES = {family: [name for name in names if name not in APART] for family, names in families().items()}
 VARIANTS = list_variants()
 
 
@@ -27,6 +27,13 @@ def test_the_family_is_whole() -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_promises(variant: str, family: str) -> None:
     report = check(variant, only=FAMILIES[family])
+    assert report.ok, "\n".join(map(str, report.failures))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_one_compiled_graph_serves_every_length(variant: str) -> None:
+    report = check(variant, only=["compile-dynamic"])
     assert report.ok, "\n".join(map(str, report.failures))
 
 

@@ -10,33 +10,82 @@ import typer
 
 from attnbench.cli.check import _options as parse_options
 from attnbench.cli.output import console, print_table
+from attnbench.errors import UserError
 
 
 def show(
-    name: Annotated[str, typer.Argument(help="A variant.")],
+    name: Annotated[str, typer.Argument(help="A variant; or a pattern such as '*', with --picture.")],
     option: Annotated[
         list[str] | None, typer.Option("--option", "-o", metavar="KEY=VALUE", help="An option of the variant.")
     ] = None,
     length: Annotated[int, typer.Option(min=2, max=256, help="Length of the pattern.")] = 32,
     causal: Annotated[bool, typer.Option("--causal", help="The causal form.")] = False,
-    picture: Annotated[Path | None, typer.Option(help="Write the pattern as a PNG or SVG file.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Write the picture as a PNG or SVG file.")] = None,
 ) -> None:
-    """Describe a variant: its docstring, its capabilities, and a picture of its pattern."""
-    from attnbench.registry import variant_info
+    """Describe a variant: its docstring, its capabilities, and a picture of who sees whom."""
+    from attnbench.registry import list_variants, variant_info
 
+    if picture is not None and picture.suffix not in (".png", ".svg"):
+        raise UserError(f"--picture takes a file that ends in .png or .svg, received {str(picture)!r}")
+    if any(sign in name for sign in "*?["):
+        if picture is None:
+            raise UserError(f"a pattern such as {name!r} needs --picture FILE, where the gallery is drawn")
+        _gallery(list_variants(name), length, picture)
+        return
     given = parse_options(option or [])
     info = variant_info(name, **given)
     out = console()
     out.print(f"{name}: {inspect.getdoc(info.cls) or 'no docstring'}\n")
-    print_table(["capability", "value"], _capabilities(info), title="capabilities")
+    print_table(["capability", "value"], _capabilities(info))
     typer.echo("")
-    print_table(["option", "default"], [[key, repr(value)] for key, value in info.options.items()], title="options")
+    print_table(["option", "default"], [[key, repr(value)] for key, value in info.options.items()])
     for note in info.supports.notes:
         out.print(f"note: {note}")
     typer.echo("")
     # At a few dozen positions a default window or block would cover everything: the small options show the structure.
     shown = dict(info.supports.small) | given
-    _pattern(name, shown, length, causal, picture)
+    matrix = pattern(name, length, causal=causal, options=shown)
+    if picture is None:
+        _print_pattern(matrix, shown)
+    else:
+        _save({f"{name} causal" if causal else name: matrix}, picture)
+
+
+def _gallery(names: list[str], length: int, picture: Path) -> None:
+    from attnbench.registry import variant_info
+
+    patterns = {}
+    for name in names:
+        supports = variant_info(name).supports
+        if supports.bidirectional:
+            patterns[name] = pattern(name, length, options=dict(supports.small))
+        if supports.causal:
+            patterns[f"{name} causal"] = pattern(name, length, causal=True, options=dict(supports.small))
+    _save(patterns, picture)
+
+
+def _save(patterns: dict[str, Any], picture: Path) -> None:
+    from attnbench.report.canvas import save
+    from attnbench.report.gallery import gallery_plot
+
+    typer.echo(save(gallery_plot(patterns), picture))
+
+
+def pattern(name: str, length: int, **arguments: Any) -> Any:
+    """The pattern of a variant; imported late, since it needs torch."""
+    from attnbench.measure.pattern import pattern as probe
+
+    return probe(name, length, **arguments)
+
+
+def _print_pattern(matrix: Any, options: dict[str, Any]) -> None:
+    shown = ", ".join(f"{key}={value}" for key, value in options.items())
+    typer.echo(f"who sees whom (rows: queries, columns: keys{'; ' + shown if shown else ''})")
+    peak = float(matrix.max()) or 1.0
+    for row in matrix[:78]:
+        # The root brings out what is faint, and anything above zero leaves a mark.
+        marks = (min(8, max(1, round(8 * (float(value) / peak) ** 0.5))) if value > 0 else 0 for value in row[:78])
+        typer.echo("  " + "".join(" .:-=+*#@"[mark] for mark in marks))
 
 
 def _capabilities(info: Any) -> list[list[str]]:
@@ -50,21 +99,3 @@ def _capabilities(info: Any) -> list[list[str]]:
     if supports.max_len:
         rows.append(["max_len", "needed, and binding"])
     return rows
-
-
-def _pattern(name: str, options: dict[str, Any], length: int, causal: bool, picture: Path | None) -> None:
-    from attnbench.measure.pattern import pattern
-
-    matrix = pattern(name, length, causal=causal, options=options)
-    if picture is not None:
-        from attnbench.report.plots.gallery import pattern_gallery
-        from attnbench.report.plots.style import save
-
-        for path in save(pattern_gallery({name: matrix}), picture):
-            typer.echo(path)
-        return
-    shown = ", ".join(f"{key}={value}" for key, value in options.items())
-    typer.echo(f"who sees whom (rows: queries, columns: keys{', ' + shown if shown else ''})")
-    peak = float(matrix.max()) or 1.0
-    for row in matrix[:64]:
-        typer.echo("  " + "".join(" .:-=+*#@"[min(8, round(8 * (float(value) / peak) ** 0.5))] for value in row[:78]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import hashlib
 import importlib
 import importlib.metadata
@@ -157,6 +158,7 @@ def _find(name: str) -> type[Variant]:
     raise UserError(message)
 
 
+@functools.cache  # finding the line means parsing the file
 def _origin(cls: type) -> str:
     try:
         return f"{cls.__module__}.{cls.__qualname__} ({inspect.getsourcefile(cls)}:{inspect.getsourcelines(cls)[1]})"

@@ -23,7 +23,13 @@ __all__ = ["RunDirectory", "opened"]
 
 SPEC, ENVIRONMENT, LOCK = "spec.toml", "environment.json", ".lock"
 OURS = (SPEC, ENVIRONMENT, records.FILE, "patterns.npz", "report.html", "tables", "plots", "checkpoints")
-VOLATILE = ("git_commit", "git_dirty", "load_average", "variants")  # what may differ between sessions of one run
+VOLATILE = (
+    "git_commit",
+    "git_dirty",
+    "load_average",
+    "variants",
+    "nodes",
+)  # what may differ between sessions of one run
 
 
 class RunDirectory:
@@ -38,6 +44,12 @@ class RunDirectory:
         """All records so far. Raises RecordsError, naming the line, where one is damaged."""
         return list(records.read(self.records)) if self.records.exists() else []
 
+    def add_node(self, host: str, node: str, surroundings: Mapping[str, Any]) -> None:
+        """Puts the environment of a cluster's node beside this machine's."""
+        found = json.loads((self.path / ENVIRONMENT).read_text(encoding="utf-8"))
+        found.setdefault("nodes", {})[f"{host} {node[:8]}"] = dict(surroundings)
+        _write(self.path / ENVIRONMENT, _as_json(found))
+
     def append(self, record: Mapping[str, Any]) -> None:
         """Writes one record. Raises UserError where the disk does not take it; what is there stays whole."""
         try:
@@ -49,13 +61,13 @@ class RunDirectory:
 
 
 @contextmanager
-def opened(plan: Plan, path: Path, *, fresh: bool = False) -> Iterator[RunDirectory]:
+def opened(plan: Plan, path: Path, *, fresh: bool = False, here: bool = True) -> Iterator[RunDirectory]:
     """The run directory of a plan, locked for as long as the block runs.
 
     Raises UserError, having touched nothing, where the directory is in use, holds something else, or belongs to a run with
     another spec, environment or code; `fresh` discards the run that it holds.
     """
-    surroundings = _environment(plan)
+    surroundings = _environment(plan, here)
     _check(plan, path, surroundings, fresh)
     with _locked(path):
         _check(plan, path, surroundings, fresh)  # again, now that nobody else writes to it
@@ -84,9 +96,10 @@ def _locked(path: Path) -> Iterator[None]:
         lock.release()
 
 
-def _environment(plan: Plan) -> dict[str, Any]:
+def _environment(plan: Plan, here: bool) -> dict[str, Any]:
+    """This machine's, as the devices of the spec see it; measured elsewhere, what it is here beside the devices."""
     spec = plan.spec
-    first, *others = spec.devices
+    first, *others = spec.devices if here else ["cpu"]
     found = environment(first)
     if others:
         found["accelerators"] = {device: environment(device)["accelerator"] for device in spec.devices}
@@ -159,8 +172,12 @@ def _clear(path: Path) -> None:
 def _begin(plan: Plan, path: Path, surroundings: Mapping[str, Any]) -> None:
     """Writes the environment and, last of all, the spec, whose presence says that a run began here."""
     if not (path / SPEC).exists():
-        _write(path / ENVIRONMENT, json.dumps(surroundings, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        _write(path / ENVIRONMENT, _as_json(surroundings))
         _write(path / SPEC, plan.spec.toml())
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _write(path: Path, text: str) -> None:

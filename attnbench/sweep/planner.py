@@ -23,13 +23,16 @@ __all__ = ["plan"]
 EXACT = ("operations", "memory", "resident", "state", "compile")  # one round tells all
 
 
-def plan(spec: Spec) -> Plan:
+def plan(spec: Spec, *, here: bool = True) -> Plan:
     """The plan of a spec: exact quantities first, then timed ones, then trainings; lengths ascend within each.
+
+    here: whether it is measured on this machine, whose devices are then checked.
 
     Raises UserError where a variant, a task or an option is unknown, a device is not there, or a length exceeds a max_len.
     """
     entries = [_Subject(spec, entry) for entry in spec.variants]
-    _check_devices(spec)
+    if here:
+        _check_devices(spec)
     groups: list[Group] = []
     if spec.over_lengths:
         groups += [Group([_rate(device, dtype)], 1, True) for device, dtype in _rates(spec)]
@@ -85,11 +88,14 @@ def _described(spec: Spec, entry: Entry) -> VariantInfo:
 
 
 def _check_devices(spec: Spec) -> None:
-    for device in spec.devices:
+    wanted = [("devices", device) for device in spec.devices]
+    if spec.accuracy is not None and spec.accuracy.device is not None:
+        wanted.append(("accuracy.device", spec.accuracy.device))
+    for key, device in wanted:
         try:
             check_device(device)
         except UserError as error:
-            raise UserError(f"{spec.source}: devices: {error}") from None
+            raise UserError(f"{spec.source}: {key}: {error}") from None
 
 
 def _refused_quantity(info: VariantInfo, definition: dict[str, Any]) -> Iterator[str]:

@@ -59,8 +59,9 @@ def run(
     """
     if executor not in EXECUTORS:
         raise UserError(f"unknown executor {executor!r}{nearest(executor, EXECUTORS)}; valid: {', '.join(EXECUTORS)}")
-    planned = make_plan(spec)
-    with opened(planned, Path(out), fresh=fresh) as directory:
+    here = executor == "local"
+    planned = make_plan(spec, here=here)
+    with opened(planned, Path(out), fresh=fresh, here=here) as directory:
         sweep = _Sweep(planned, directory, jobs, progress)
         for records in _executor(executor, address, jobs)(sweep):
             sweep.keep(records)
@@ -85,7 +86,6 @@ class _Sweep:
         self.ledger = Ledger(plan, directory.read())
         self.session = uuid.uuid4().hex[:12]
         self.measured = 0
-        self._threads = plan.spec.threads or usable_cores()
         self._jobs = jobs
         self._meter = _Meter(self.ledger, progress)
 
@@ -93,9 +93,14 @@ class _Sweep:
         """The turns of the plan in order; many may have nothing left to measure."""
         return self.ledger.turns()
 
-    def begin(self, turn: Turn) -> list[dict[str, Any]]:
-        """The jobs of a turn, in the order of their measurement; what is not worth measuring is recorded as such."""
-        threads = 1 if self._jobs > 1 and not turn.group.exclusive else self._threads
+    def begin(self, turn: Turn, cores: int | None = None) -> list[dict[str, Any]]:
+        """The jobs of a turn, in the order of their measurement; what is not worth measuring is recorded as such.
+
+        cores: usable ones of the machine that measures; by default this one's.
+        """
+        threads = (
+            1 if self._jobs > 1 and not turn.group.exclusive else self.plan.spec.threads or cores or usable_cores()
+        )
         jobs = []
         for cell in self.ledger.left(turn):
             reason = self.ledger.too_long(cell)

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from attnbench.errors import UserError, nearest
-from attnbench.measure.workload import check_device
 from attnbench.registry import VariantInfo
 from attnbench.sweep.cells import Cell, Group
 from attnbench.sweep.estimates import estimate_training
@@ -26,10 +25,6 @@ def training_groups(spec: Spec, subjects: Sequence[tuple[Entry, VariantInfo]]) -
     section = spec.accuracy
     assert section is not None
     device = section.device or spec.devices[0]
-    try:
-        check_device(device)
-    except UserError as error:
-        raise UserError(f"{spec.source}: accuracy.device: {error}") from None
     for task in section.tasks:
         cls = _checked_class(spec, task)
         causal = _causal(spec, section, task, cls)

@@ -70,8 +70,9 @@ def train(payload: Mapping[str, Any]) -> dict[str, Any]:
 
     _prepare(payload)
     _limit_accelerator(payload["device"], payload["memory"])
-    checkpoint = Path(payload["checkpoint"])
-    checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    checkpoint = Path(payload["checkpoint"]) if payload.get("checkpoint") else None
+    if checkpoint is not None:
+        checkpoint.parent.mkdir(parents=True, exist_ok=True)
     with pin_threads(payload["threads"]) as threads:
         task = create_task(payload["task"], **payload["task_options"])
         training = run_training(

@@ -66,6 +66,25 @@ def test_the_server_holds_one_thread_no_plugin_and_no_cuda_context(isolation):
     assert not result["cuda"]
 
 
+def test_what_the_server_preloads_runs_no_tensor_operation():
+    code = """
+import importlib
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from attnbench.sweep.forkserver import PRELOADED
+
+class Refuse(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        raise AssertionError(f"{func} ran on import")
+
+with Refuse():
+    for module in PRELOADED:
+        importlib.import_module(module)
+assert not torch.cuda.is_initialized()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_children_run_parallel_operations(isolation):
     for _ in range(3):
         assert call(isolation, "multiply", 600)["corner"] == 600

@@ -58,7 +58,12 @@ def test_a_models_grid_multiplies_its_cells_where_it_changes_them():
     assert attention[0].definition["depth"] is None
     model = planned(model=grid, scope="model", quantities=["memory"]).cells
     assert len(model) == 2 * 2 * 2 * 2
-    assert {(cell.definition["dim"], cell.definition["depth"]) for cell in model} == {(64, 1), (64, 3), (128, 1), (128, 3)}
+    assert {(cell.definition["dim"], cell.definition["depth"]) for cell in model} == {
+        (64, 1),
+        (64, 3),
+        (128, 1),
+        (128, 3),
+    }
 
 
 def test_names_of_cells_are_stable_and_depend_on_all_that_defines_them():
@@ -96,13 +101,19 @@ def test_state_is_measured_in_decoding_alone_and_compilation_never():
     ("changes", "message"),
     [
         ({"variants": ["fin"]}, r"my.toml: variants: fin: unknown variant 'fin' .did you mean 'fine'"),
-        ({"variants": [{"name": "fine", "att": 3}]}, r"my.toml: variants: fine: fine: unknown option 'att' .did you mean 'at'"),
+        (
+            {"variants": [{"name": "fine", "att": 3}]},
+            r"my.toml: variants: fine: fine: unknown option 'att' .did you mean 'at'",
+        ),
         (
             {"variants": [{"name": "bounded", "max_len": 100}]},
             r"my.toml: variants: bounded.max_len: received 100, shorter than the length 256 in lengths",
         ),
         ({"variants": [{"name": "bounded", "max_len": "x"}]}, r"max_len: received 'x'; valid: a whole number"),
-        ({"accuracy": {"tasks": ["mqr"], "steps": 1}, "quantities": ["accuracy"]}, r"accuracy.tasks: unknown task 'mqr'"),
+        (
+            {"accuracy": {"tasks": ["mqr"], "steps": 1}, "quantities": ["accuracy"]},
+            r"accuracy.tasks: unknown task 'mqr'",
+        ),
     ],
 )
 def test_what_the_registries_do_not_know_ends_in_one_line(changes, message):
@@ -142,7 +153,9 @@ def test_ten_thousand_cells_are_planned_and_found_again_quickly():
     assert time.process_time() - began < 2
     assert len(whole.cells) > 10_000
     records = [
-        {"cell": cell.id, "status": "ok", "session": "a", "round": 1} for cell in whole.cells if cell.quantity != "floor"
+        {"cell": cell.id, "status": "ok", "session": "a", "round": 1}
+        for cell in whole.cells
+        if cell.quantity != "floor"
     ]
     began = time.process_time()
     ledger = Ledger(whole, records)

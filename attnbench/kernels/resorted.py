@@ -55,40 +55,46 @@ def resorted_attention(
 
 
 class _Group:
-    """Some heads of one sample: keys and values by block, (g, blocks, size * width), and the mixtures asked for."""
+    """Some heads of one sample: their blocks (g * blocks, size, width) of keys and values, and the mixtures of these."""
 
     def __init__(self, k: Tensor, v: Tensor, mixture: Tensor, gain: Tensor | None) -> None:
-        acc = accumulator(k.dtype)
-        self.k, self.v = (x.to(acc).reshape(*x.shape[:2], -1) for x in (k, v))
-        self.size, self.mixture, self.gain = k.shape[2], mixture, gain
+        acc, self.size, self.mixture = accumulator(k.dtype), k.shape[2], mixture
+        self.gain = None if gain is None else gain.reshape(-1, self.size, 1)
+        self.own = [x.to(acc).reshape(-1, self.size, x.shape[-1]).contiguous() for x in (k, v)]
+        self.plain = [(mixture @ self.flat(x)).view_as(x) for x in self.own]
+        self.mixed = self.plain if self.gain is None else [x * self.gain for x in self.plain]
 
-    def own(self, x: Tensor, run: slice) -> Tensor:
-        """A run of blocks (g * run, size, width)."""
-        return x[:, run].reshape(-1, self.size, x.shape[-1] // self.size)
-
-    def mixed(self, x: Tensor, run: slice) -> Tensor:
-        """Their mixtures (g * run, size, width), before any gain."""
-        return (self.mixture[:, run] @ x).view(-1, self.size, x.shape[-1] // self.size)
-
-    def gains(self, run: slice) -> Tensor | None:
-        return None if self.gain is None else self.gain[:, run].reshape(-1, self.size, 1)
+    def flat(self, x: Tensor) -> Tensor:
+        """(g, blocks, size * width), as mixing sees it."""
+        return x.view(*self.mixture.shape[:2], -1)
 
     def parts(self, run: slice, masks: list[list[Mask]], buffers: int) -> list[Part]:
-        """What the run's queries see; the gradients of a run's own blocks lie first, those of its mixtures after them."""
-        spaces = self.k.new_empty(2, buffers, self.k.shape[0] * (run.stop - run.start), self.size, self.size)
-        gain, count = self.gains(run), spaces.shape[2]
-        pairs = [[self.own(x, run) for x in (self.k, self.v)], [self.mixed(x, run) for x in (self.k, self.v)]]
-        if gain is not None:
-            pairs[1] = [x * gain for x in pairs[1]]
-        places = slice(0, count), slice(count, 2 * count)
+        """What a run's queries see. Gradients of all blocks lie first in their totals, those of all mixtures after them."""
+        heads, blocks = self.mixture.shape[:2]
+        count = heads * (run.stop - run.start)  # several heads come in one run
+        places = [slice(start, start + count) for start in (run.start, run.start + heads * blocks)]
+        spaces = self.mixture.new_empty(2, buffers, count, self.size, self.size)
         return [
-            Own(k, v, place, mask, space[0], space[-1])
-            for (k, v), place, mask, space in zip(pairs, places, masks, spaces, strict=True)
+            Own(k[places[0]], v[places[0]], place, mask, space[0], space[-1])
+            for (k, v), place, mask, space in zip((self.own, self.mixed), places, masks, spaces, strict=True)
         ]
+
+    def unmix(self, totals: list[Tensor]) -> tuple[list[Tensor], Tensor, Tensor | None]:
+        """From the gradients of blocks and mixtures, for keys and for values: those of k and v, the mixture and the gain."""
+        shares, gains = torch.zeros_like(self.mixture), None if self.gain is None else torch.zeros_like(self.gain)
+        found = []
+        for x, plain, total in zip(self.own, self.plain, totals, strict=True):
+            own, mixed = total.chunk(2)
+            if self.gain is not None and gains is not None:
+                gains += (mixed * plain).sum(dim=-1, keepdim=True)
+                mixed = mixed * self.gain
+            found.append(self.flat(own).baddbmm_(self.mixture.mT, self.flat(mixed)))
+            shares.baddbmm_(self.flat(mixed), self.flat(x).mT)
+        return found, shares, gains
 
 
 def _groups(q: Tensor) -> Iterator[tuple[tuple[int, slice], list[slice]]]:
-    """A sample and some of its heads, and runs of blocks, such that the scores of a run fit in the budget."""
+    """A sample and some of its heads, and the runs of blocks in them (one, or there is one head) that fit in the budget."""
     batch, heads, blocks, size, _ = q.shape
     room = max(1, PIECE_BYTES.get(q.device.type, DEVICE_BYTES) // (2 * size * size * accumulator(q.dtype).itemsize))
     some, run = max(1, room // blocks), min(room, blocks)
@@ -158,37 +164,21 @@ def _backward(
     safe = bounded(q, k, scale)
     for some, runs in _groups(q):
         group = _Group(k[some], v[some], mixture[some], None if gain is None else gain[some])
-        totals = [torch.zeros_like(x) for x in (group.k, group.v)]
+        totals = [x.new_zeros(2 * len(x), *x.shape[1:]) for x in group.own]
         for run in runs:
             at = (*some, run)
             tile, tile_grad = transposed(q[at].flatten(0, 1), scale), grad[at].to(lse.dtype).flatten(0, 1)
             parts = group.parts(run, [_hidden(own_mask, q, at), _hidden(mixed_mask, q, at)], 2)
-            pair = [x.new_zeros(2 * tile.shape[0], group.size, x.shape[-1]) for x in (parts[0].k, parts[0].v)]
-            rows = attend_backward(tile, parts, lse[at].flatten(0, 1), tile_grad, delta[at].flatten(0, 1), safe, *pair)
+            rows = attend_backward(
+                tile, parts, lse[at].flatten(0, 1), tile_grad, delta[at].flatten(0, 1), safe, *totals
+            )
             dq[at] = rows.mul_(scale).view(dq[at].shape)
-            shares, gains = _unmix(group, run, pair, totals)
-            d_mixture[at] = shares
-            if gain is not None:
-                d_gain[at] = gains.view(d_gain[at].shape)
-            del tile, tile_grad, parts, pair, rows, shares, gains  # before the next piece takes their place
-        dk[some], dv[some] = (x.view(dk[some].shape[:3] + (-1,)) for x in totals)
+            del tile, tile_grad, parts, rows  # before the next piece takes their place
+        (found_k, found_v), d_mixture[some], gains = group.unmix(totals)
+        dk[some], dv[some] = found_k.view(dk[some].shape), found_v.view(dv[some].shape)
+        if gains is not None:
+            d_gain[some] = gains.view(d_gain[some].shape)
     return dq, dk, dv, d_mixture, d_gain
-
-
-def _unmix(group: _Group, run: slice, pair: list[Tensor], totals: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Adds the gradients of a run to those of all blocks; returns those of its rows of the mixture, and of its gain."""
-    shares, gains, gain = torch.zeros_like(group.mixture[:, run]), torch.zeros_like(pair[0][..., 0]), group.gains(run)
-    gains = gains[: len(gains) // 2]
-    for x, both, total in zip((group.k, group.v), pair, totals, strict=True):
-        own, mixed = both.chunk(2)
-        if gain is not None:
-            gains += (mixed * group.mixed(x, run)).sum(dim=-1)
-            mixed = mixed * gain
-        own, mixed = (part.reshape(x.shape[0], -1, x.shape[-1]) for part in (own, mixed))
-        total[:, run] += own
-        total.baddbmm_(group.mixture[:, run].mT, mixed)
-        shares.baddbmm_(mixed, x.mT)
-    return shares, gains
 
 
 @_backward.register_fake

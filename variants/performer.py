@@ -67,7 +67,9 @@ class Performer(Variant):
         """Draws new random features, in place, from `generator` (None: torch's global one)."""
         blocks = -(-self.features // self.head_dim)
         normal = torch.randn(blocks, self.head_dim, self.head_dim, generator=generator, dtype=torch.float64)
-        directions = torch.linalg.qr(normal).Q.flatten(0, 1)[: self.features]
+        q, r = torch.linalg.qr(normal)
+        q = q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]  # else the signs are LAPACK's, and the estimate is biased
+        directions = q.flatten(0, 1)[: self.features]
         lengths = torch.randn(self.features, self.head_dim, generator=generator, dtype=torch.float64).norm(dim=1)
         self.projection.copy_(directions * lengths[:, None])
 

@@ -43,9 +43,10 @@ def closest(x: Tensor, centroids: Tensor, count: int, real: Tensor | None) -> Te
     some = max(1, PIECE // (batch * heads * n))
     found = []
     with torch.autocast(x.device.type, enabled=False):
-        transposed = normalize(x.to(_precise(x)), dim=-1).mT
-        for piece in centroids.to(transposed.dtype).split(some, dim=1):
-            cosines = piece @ transposed
+        x, centroids = x.to(_precise(x)), centroids.to(_precise(x))
+        lengths = torch.linalg.vector_norm(x.transpose(1, 2), dim=-1).clamp_min(torch.finfo(x.dtype).tiny)
+        for piece in centroids.split(some, dim=1):
+            cosines = (piece @ x.mT).div_(lengths.mT[:, :, None])
             if real is not None:
                 cosines = cosines.masked_fill(~real[:, None, None], -torch.inf)
             found.append(cosines.topk(count, dim=-1, sorted=real is not None).indices)
@@ -91,12 +92,13 @@ def _sums(centroids: Tensor, members: Sequence[Members]) -> Tensor:
     counts = sums.new_zeros(heads * clusters)
     head = clusters * torch.arange(heads, device=centroids.device)[:, None]
     for x, chosen, real in members:
-        unit, once = normalize(x.to(sums.dtype), dim=-1), sums.new_ones(()).expand(x.shape[:3])
-        if real is not None:
-            unit, once = unit * real[:, None, :, None], once * real[:, None]
-        index = (chosen + head).flatten()
-        sums.index_add_(0, index, unit.reshape(-1, width))
-        counts.index_add_(0, index, once.reshape(-1))
+        by_token = x.transpose(1, 2)  # batch, n, heads, width: the order of memory
+        unit, once = normalize(by_token.to(sums.dtype), dim=-1), sums.new_ones(by_token.shape[:3])
+        if real is not None:  # content that is no token may be anything, NaN too
+            unit, once = unit.masked_fill(~real[..., None, None], 0), once.masked_fill(~real[..., None], 0)
+        index = (chosen + head).transpose(1, 2).flatten()
+        sums.index_add_(0, index, unit.flatten(0, 2))
+        counts.index_add_(0, index, once.flatten())
     return torch.cat([sums, counts[:, None]], dim=-1).view(heads, clusters, width + 1)
 
 

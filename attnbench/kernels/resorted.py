@@ -126,7 +126,7 @@ def _forward(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     out, lse = _by_token(q, v.shape[-1], v.dtype), q.new_empty(q.shape[:4], dtype=mixture.dtype)
-    safe = bounded(q, k, scale)
+    safe = bounded(*(x.permute(0, 2, 3, 1, 4) for x in (q, k)), scale)  # in the order of memory
     for some, runs in _groups(q):
         group = _Group(k[some], v[some], mixture[some], None if gain is None else gain[some])
         for run in runs:
@@ -161,7 +161,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     dq, dk, dv = (_by_token(x, x.shape[-1], x.dtype) for x in (q, k, v))
     d_mixture, d_gain = mixture.new_empty(mixture.shape), mixture.new_empty(0 if gain is None else gain.shape)
-    safe = bounded(q, k, scale)
+    safe = bounded(*(x.permute(0, 2, 3, 1, 4) for x in (q, k)), scale)  # in the order of memory
     for some, runs in _groups(q):
         group = _Group(k[some], v[some], mixture[some], None if gain is None else gain[some])
         totals = [x.new_zeros(2 * len(x), *x.shape[1:]) for x in group.own]

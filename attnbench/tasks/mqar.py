@@ -30,8 +30,8 @@ class Mqar(Generated):
 
     Slices: `gap`, the distance from a query back to its value, as the power of two that it does not exceed; `pairs`.
     Baselines: `constant`, and `any value seen`, which answers with one of the values that stand in the context: 1 /
-    pairs. Curriculum: pairs of 2, 4, ... take the first half of the budget; without it, training stays at that last
-    baseline for long.
+    pairs. Curriculum: sequences without filler, of 4, 8, ... pairs at the shortest length that holds them, take the
+    first half of the budget; without it, training stays at that last baseline for long.
 
     Args:
         length: tokens, even. pairs: at most length / 4. vocab: even, with a key and a value for each pair.
@@ -107,10 +107,11 @@ class Mqar(Generated):
         return np.argsort(-noisy, axis=1, kind="stable")[:, : self.pairs]
 
     def stages(self) -> Sequence[Mapping[str, Any]]:
-        easier = [pairs for pairs in (2**power for power in range(1, 20)) if pairs < self.pairs]
-        if not (self.curriculum and easier):
+        grown = [pairs for pairs in (2**power for power in range(2, 20)) if pairs < self.pairs] + [self.pairs]
+        dense = [pairs for pairs in grown if pairs > 1 and 4 * pairs < self.length]
+        if not (self.curriculum and dense):
             return ()
-        return [{"share": 0.5 / len(easier), "options": {"pairs": pairs}} for pairs in easier]
+        return [{"share": 0.5 / len(dense), "options": {"pairs": pairs, "length": 4 * pairs}} for pairs in dense]
 
     def baselines(self) -> dict[str, float]:
         return {"constant": constant_baseline(self), "any value seen": 1 / self.pairs}

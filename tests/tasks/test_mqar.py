@@ -71,9 +71,12 @@ def test_numbers_without_replacement_are_uniform(size, space):
 
 def test_the_curriculum_grows_the_pairs_over_half_of_the_budget():
     stages = Mqar(length=128, pairs=8, **SMALL).stages()
-    assert [stage["options"] for stage in stages] == [{"pairs": 2}, {"pairs": 4}]
+    assert [stage["options"] for stage in stages] == [
+        {"pairs": 4, "length": 16},
+        {"pairs": 8, "length": 32},
+    ]
     assert sum(stage["share"] for stage in stages) == 0.5
-    assert Mqar(pairs=2, **SMALL).stages() == Mqar(pairs=8, curriculum=False, **SMALL).stages() == ()
+    assert Mqar(pairs=1, **SMALL).stages() == Mqar(pairs=8, curriculum=False, **SMALL).stages() == ()
 
 
 def test_baselines():

@@ -1,0 +1,49 @@
+"""What the pages say is what the code does: the API reference, the README's code, and the links between pages."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from attnbench import registry
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+
+
+@pytest.fixture
+def _clean_registry():
+    before = dict(registry._variants)
+    yield
+    registry._variants.clear()
+    registry._variants.update(before)
+
+
+def test_the_api_reference_is_what_the_docstrings_say():
+    spec = importlib.util.spec_from_file_location("make_api", ROOT / "docs" / "make_api.py")
+    make_api = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(make_api)
+    assert (ROOT / "docs" / "api.md").read_text() == make_api.page(), (
+        "write it anew: python docs/make_api.py > docs/api.md"
+    )
+
+
+@pytest.mark.usefixtures("_clean_registry")
+def test_the_code_in_the_readme_runs_and_its_variant_passes_the_kit():
+    from attnbench.conformance import check
+
+    names: dict[str, object] = {}
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 2
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), names)
+    report = check("mean-pool")
+    assert report.ok, report.failures
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
+        if not target.startswith(("http://", "https://")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"

@@ -47,8 +47,12 @@ class Longformer(Variant):
         super().__init__(**common)
         if not isinstance(window, int) or isinstance(window, bool) or window < 1:
             raise ValueError(f"{self.name}: window must be a whole number of at least 1, received {window!r}")
-        chosen = range(tokens) if isinstance(tokens, int) else tokens
-        if any(not isinstance(position, int) or position < 0 for position in chosen) or tokens is True:
+        if isinstance(tokens, int):
+            chosen: Sequence[int] = range(tokens)
+            valid = tokens >= 0 and not isinstance(tokens, bool)
+        else:
+            chosen, valid = tokens, all(isinstance(position, int) and position >= 0 for position in tokens)
+        if not valid:
             raise ValueError(f"{self.name}: tokens must be a count or a list of positions from 0, received {tokens!r}")
         self.window, self.positions = window, tuple(sorted(set(chosen)))
 

@@ -84,3 +84,13 @@ def test_writing_step_by_step_agrees_with_full_forwards(name: str) -> None:
     assert model.decodes
     written = model.generate(prompt, key_mask=mask, max_new=N - 7)
     assert torch.equal(written, model.generate(prompt, key_mask=mask, max_new=N - 7, stepwise=False))
+
+
+@pytest.mark.parametrize("name", [name for name in VARIANTS if variant_info(name).supports.cross])
+def test_cross_attention_in_a_decoder_lets_no_later_query_through(name: str) -> None:
+    made = stack("full", causal=True, cross_variant=name, cross_options=dict(variant_info(name).supports.small)).eval()
+    x, context = torch.randn(2, N, 16), torch.randn(2, N - 3, 16)
+    later = x.clone()
+    later[:, 10:] = torch.randn(2, N - 10, 16) * 5
+    before, after = made(x, context=context)[:, :10], made(later, context=context)[:, :10]
+    torch.testing.assert_close(before, after, atol=1e-5, rtol=1e-5)

@@ -25,9 +25,9 @@ def reference_forward(subject: Subject) -> None:
     """The output equals the variant's own `reference`, whatever the mask."""
     variant = subject.build(dtype=subject.exact)
     require(states_reference(variant), "states no reference")
-    for length in sorted({*LENGTHS, max(subject.lengths)}):
-        inputs = subject.inputs(length, batch=3, dtype=subject.exact)
-        for mask in subject.masks(3, length):
+    for length in subject.oracle_lengths:
+        inputs = subject.inputs(length, dtype=subject.exact)
+        for mask in subject.masks(2, length):
             masked = inputs.masked(mask)
             with torch.no_grad():
                 actual, expected = masked(variant), masked(variant.reference)

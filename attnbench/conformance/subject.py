@@ -98,6 +98,7 @@ class Subject:
         self.max_len = (max_len or MAX_LEN) if self.supports.max_len else None
         self.lengths = tuple(lengths) if lengths else _lengths(self.options)
         self.causal_lengths = tuple(lengths) if lengths else CAUSAL_LENGTHS
+        self.oracle_lengths = tuple(lengths) if lengths else (1, 9, 34, max(self.lengths))
         # Double precision tells a mistake from rounding; devices beside the CPU have kernels that lack it.
         self.exact = torch.float64 if device == "cpu" else torch.float32
         self.settings: dict[str, Any] = {}

@@ -15,9 +15,10 @@ from attnbench.sweep.cells import Cell, Plan
 from attnbench.sweep.directory import RunDirectory, opened
 from attnbench.sweep.jobs import job
 from attnbench.sweep.ledger import Ledger, Turn
+from attnbench.sweep.patterns import draw_patterns
 from attnbench.sweep.planner import plan as make_plan
 from attnbench.sweep.spec import Spec
-from attnbench.sweep.worker import unmeasured
+from attnbench.sweep.worker import Worker, unmeasured
 
 __all__ = ["EXECUTORS", "Progress", "Summary", "run"]
 
@@ -61,21 +62,24 @@ def run(
         raise UserError(f"unknown executor {executor!r}{nearest(executor, EXECUTORS)}; valid: {', '.join(EXECUTORS)}")
     here = executor == "local"
     planned = make_plan(spec, here=here)
-    with opened(planned, Path(out), fresh=fresh, here=here) as directory:
+    with opened(planned, Path(out), fresh=fresh, here=here) as directory, Worker() as worker:
         sweep = _Sweep(planned, directory, jobs, progress)
-        for records in _executor(executor, address, jobs)(sweep):
+        for records in _execute(sweep, worker, executor, address, jobs):
             sweep.keep(records)
+        draw_patterns(planned, directory.path, worker.isolation)
         return Summary(directory.path, sweep.measured, sweep.ledger.counts())
 
 
-def _executor(name: str, address: str | None, jobs: int) -> Callable[[Any], Iterator[list[dict[str, Any]]]]:
-    if name == "ray":
-        from attnbench.sweep.executors.ray import execute as on_ray
+def _execute(
+    sweep: _Sweep, worker: Worker, executor: str, address: str | None, jobs: int
+) -> Iterator[list[dict[str, Any]]]:
+    if executor == "ray":
+        from attnbench.sweep.executors import ray
 
-        return lambda sweep: on_ray(sweep, address=address, jobs=jobs)
-    from attnbench.sweep.executors.local import execute
+        return ray.execute(sweep, address=address, jobs=jobs)
+    from attnbench.sweep.executors import local
 
-    return lambda sweep: execute(sweep, jobs=jobs)
+    return local.execute(sweep, worker, jobs=jobs)
 
 
 class _Sweep:

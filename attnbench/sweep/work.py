@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["baselines", "check", "measure", "rate", "train"]
+__all__ = ["baselines", "check", "draw", "measure", "rate", "train"]
 
 
 def measure(payload: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,6 +45,15 @@ def check(payload: Mapping[str, Any]) -> dict[str, Any]:
     with pin_threads(payload["threads"]):
         broken = gate(payload["variant"], payload["options"], **payload["settings"])
     return {"status": "incorrect", "reason": "; ".join(broken)} if broken else {"status": "ok"}
+
+
+def draw(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Who sees whom, as rows of numbers."""
+    from attnbench.measure.pattern import pattern
+
+    _prepare(payload)
+    seen = pattern(payload["variant"], payload["length"], causal=payload["causal"], options=payload["options"])
+    return {"status": "ok", "pattern": seen.tolist()}
 
 
 def baselines(payload: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from attnbench.sweep import records
@@ -13,9 +14,13 @@ from attnbench.sweep.isolation import Isolation
 from attnbench.sweep.runner import run
 from attnbench.sweep.spec import parse_spec
 
-MISBEHAVING = ["fine", "raises", "hangs", "leaves", "crashes", "eats", "wrong"]
 SPEC: dict[str, Any] = {
-    "variants": MISBEHAVING,
+    "variants": [
+        *("fine", "raises", "hangs", "leaves", "crashes", "eats", "wrong", "causal-only"),
+        {"name": "fine", "label": "fine again"},
+        {"name": "linformer", "label": "short", "max_len": 700},
+        {"name": "linformer", "label": "long", "max_len": 2000},
+    ],
     "lengths": [64, 600, 700],
     "quantities": ["memory"],
     "model": {"dim": 16, "heads": 2},
@@ -25,9 +30,14 @@ SPEC: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory) -> dict[tuple[str, int], dict[str, Any]]:
+def out(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("misbehaving")
     run(parse_spec(SPEC), out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def found(out) -> dict[tuple[str, int], dict[str, Any]]:
     return {(row["label"], row["length"]): row for row in records.read(out / records.FILE)}
 
 
@@ -60,10 +70,22 @@ def test_a_variant_that_fails_the_gate_carries_no_number(found):
         assert "reference" in row["reason"]
 
 
-def test_memory_is_exact_to_the_byte_whatever_ran_before(found, tmp_path):
-    run(parse_spec(SPEC | {"variants": ["fine"], "seed": 5}), tmp_path)
-    alone = {row["length"]: row["value"] for row in records.read(tmp_path / records.FILE)}
-    assert alone == {length: found["fine", length]["value"] for length in (64, 600, 700)}
+def test_memory_is_exact_to_the_byte_whatever_ran_before(found):
+    for length in (64, 600, 700):
+        assert found["fine", length]["value"] == found["fine again", length]["value"]
+
+
+def test_who_sees_whom_is_drawn_for_all_that_can_be_built(out):
+    with np.load(out / "patterns.npz", allow_pickle=False) as drawn:
+        assert {"fine", "fine again", "causal-only causal", "raises", "wrong"} <= set(drawn)
+        assert "causal-only" not in drawn
+        assert drawn["fine"].shape == (64, 64)
+        assert np.allclose(drawn["fine"].sum(axis=1), 1, atol=1e-5)
+
+
+def test_a_max_len_of_the_users_own_is_what_is_built(found):
+    held = {label: found[label, 64]["details"] for label in ("short", "long")}
+    assert held["long"]["parameters"] > held["short"]["parameters"] > 0
 
 
 # -- kills

@@ -11,17 +11,16 @@ from attnbench.sweep.worker import Worker
 __all__ = ["execute"]
 
 
-def execute(sweep: Any, *, jobs: int = 1) -> Iterator[list[dict[str, Any]]]:
-    """Yields the records of each job as soon as they are there. Leaving early kills whatever still runs."""
+def execute(sweep: Any, worker: Worker, *, jobs: int = 1) -> Iterator[list[dict[str, Any]]]:
+    """Yields the records of each job as soon as they are there. What still runs when the worker is closed is killed."""
     turns = list(sweep.turns())
-    with Worker() as worker:
-        for turn in turns:
-            if turn.group.exclusive:
-                for job in sweep.begin(turn):
-                    sweep.announce(job)
-                    yield worker.measure(job)
-        side_by_side = [job for turn in turns if not turn.group.exclusive for job in sweep.begin(turn)]
-        yield from _trained(sweep, worker, side_by_side, jobs)
+    for turn in turns:
+        if turn.group.exclusive:
+            for job in sweep.begin(turn):
+                sweep.announce(job)
+                yield worker.measure(job)
+    side_by_side = [job for turn in turns if not turn.group.exclusive for job in sweep.begin(turn)]
+    yield from _trained(sweep, worker, side_by_side, jobs)
 
 
 def _trained(
@@ -37,4 +36,3 @@ def _trained(
             yield future.result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        worker.isolation.close()

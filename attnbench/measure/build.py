@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -64,6 +64,9 @@ def build(
         raise Unsupported(reasons)
     device = check_device(workload.device)
     longest = (max_len or workload.length) + (DECODE_TOKENS if workload.mode == "decode" else 0)
+    own = dict(workload.options)
+    longest = max(longest, own.pop("max_len", 0))  # a longest length of the user's own
+    workload = replace(workload, options=own)
     with _seeded(device, seed):
         make = _attention if workload.scope == "attention" else _model
         module, draw = make(workload, longest)

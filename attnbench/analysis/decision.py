@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 
 from attnbench.analysis.costs import KEYS, REST, arrange
-from attnbench.analysis.loading import rows_of
+from attnbench.analysis.loading import WORK, rows_of
 
-__all__ = ["decisions", "task_name"]
+__all__ = ["common_tasks", "decisions", "task_name", "task_names"]
 
 
 def task_name(row: Mapping[str, object]) -> str:
@@ -19,11 +19,34 @@ def task_name(row: Mapping[str, object]) -> str:
     return f"{row['task']}({options})" if isinstance(options, str) and options else str(row["task"])
 
 
-def decisions(tables: Mapping[str, pd.DataFrame], baseline: str) -> pd.DataFrame:
-    """One row per timed cell.
+def task_names(frame: pd.DataFrame) -> list[str]:
+    """A name for each row's task; what else is needed to tell two tasks apart is added."""
+    names = [task_name(row) for row in rows_of(frame)]
+    for column, word in (("length", "length {}"), ("causal", "causal {}")):
+        distinct = frame.assign(name=names).groupby("name")[column].nunique(dropna=False)
+        names = [
+            f"{name}, {word.format(value)}" if distinct[name] > 1 and not pd.isna(value) else name
+            for name, value in zip(names, frame[column], strict=True)
+        ]
+    return names
 
-    `speedup` is the baseline's time over the label's; `accuracy` the mean score over all tasks measured as a fraction,
-    and `worst_accuracy` the lowest of them; both are null where a task is missing.
+
+def common_tasks(accuracy: pd.DataFrame) -> pd.DataFrame:
+    """Scores that are fractions, on the tasks that the most labels were trained on, with the task's `name`.
+
+    Means over different tasks are not comparable, so a task that few labels met counts for none.
+    """
+    frame = accuracy[accuracy["unit"].eq("fraction").fillna(False) & accuracy["higher_is_better"].astype(bool)]
+    frame = frame.assign(name=pd.array(task_names(frame), dtype="string"))
+    trained = frame[frame["mean"].notna()].groupby("name")["label"].nunique()
+    return frame[frame["name"].isin(trained.index[trained == trained.max()])]
+
+
+def decisions(tables: Mapping[str, pd.DataFrame], baseline: str) -> pd.DataFrame:
+    """One row per timed cell; within a setting and a length the fastest first, and what failed last.
+
+    `speedup` is the baseline's time over the label's; `accuracy` the mean score over the `common_tasks`, and
+    `worst_accuracy` the lowest of them; both are null where a label misses one of them.
     """
     on = [*KEYS, *REST]
     frame = tables["speed"][[*on, "seconds", "low", "high", "tokens_per_second", "at_floor", "status", "reason"]]
@@ -47,20 +70,19 @@ def decisions(tables: Mapping[str, pd.DataFrame], baseline: str) -> pd.DataFrame
         "state_bytes",
     ]
     order = [*KEYS, *columns, "accuracy", "worst_accuracy", "worst_task", "at_floor", "status", "reason", *REST]
-    return arrange(frame, baseline)[order]
+    setting = [column for column in WORK if column != "length"]
+    frame = arrange(frame, baseline).sort_values([*setting, "length", "seconds"], kind="stable", ignore_index=True)
+    return frame[order]
 
 
 def _accuracy(scored: pd.DataFrame) -> pd.DataFrame:
-    fractions = scored[scored["unit"].eq("fraction").fillna(False) & scored["higher_is_better"].astype(bool)]
-    task = [task_name(row) for row in rows_of(fractions)]
-    fractions = fractions.assign(worst_task=task)[["label", "worst_task", "mean"]]
-    wanted = fractions["worst_task"].nunique()
+    common = common_tasks(scored)
     rows = []
-    for label, part in fractions.groupby("label", sort=False):
+    for label, part in common.groupby("label", sort=False):
         row = {"label": label, "accuracy": np.nan, "worst_accuracy": np.nan, "worst_task": None}
-        if part["mean"].notna().all() and part["worst_task"].nunique() == wanted:
+        if part["mean"].notna().all() and len(part) == common["name"].nunique():
             worst = rows_of(part.sort_values("mean", kind="stable"))[0]
-            row |= {"accuracy": part["mean"].mean(), "worst_accuracy": worst["mean"], "worst_task": worst["worst_task"]}
+            row |= {"accuracy": part["mean"].mean(), "worst_accuracy": worst["mean"], "worst_task": worst["name"]}
         rows.append(row)
     frame = pd.DataFrame(rows, columns=["label", "accuracy", "worst_accuracy", "worst_task"])
     return frame.astype({"label": "string", "accuracy": float, "worst_accuracy": float, "worst_task": "string"})

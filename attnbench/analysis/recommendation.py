@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from attnbench.analysis.accuracy import CONTROLS
-from attnbench.analysis.decision import task_name
+from attnbench.analysis.decision import common_tasks, task_names
 from attnbench.analysis.loading import Run, rows_of
 from attnbench.analysis.tabulate import tables
 from attnbench.errors import UserError
@@ -132,16 +132,15 @@ def _setting(
 
 
 def _scored(accuracy: pd.DataFrame, causal: bool, task: str | None, *, needed: bool) -> pd.DataFrame:
-    """Mean scores of the tasks that count: fractions, causal or not as wanted where that is known."""
-    names = pd.Series([task_name(row) for row in rows_of(accuracy)], index=accuracy.index, dtype="string")
-    frame = accuracy.assign(name=names)
-    frame = frame[frame["unit"].eq("fraction").fillna(False) & frame["higher_is_better"].astype(bool)]
+    """Mean scores of the tasks that count: fractions on common tasks, causal or not as wanted where that is known."""
+    frame = accuracy[(accuracy["causal"] == causal).fillna(True)]
     if task is not None:
-        known = list(dict.fromkeys([*frame["name"], *frame["task"]]))
-        frame = frame[(frame["name"] == task) | (frame["task"] == task)]
-        if frame.empty:
+        names = pd.Series(task_names(accuracy), index=accuracy.index)
+        if task not in {*names, *accuracy["task"]}:
+            known = list(dict.fromkeys([*names, *accuracy["task"]]))
             raise UserError(f"unknown task {task!r}; the run holds scores of {', '.join(known) or 'none'}")
-    frame = frame[(frame["causal"] == causal).fillna(True)]
+        frame = frame[(names[frame.index] == task) | (frame["task"] == task)]
+    frame = common_tasks(frame)
     if needed and frame.empty:
         kind = "causal" if causal else "bidirectional"
         raise UserError(f"no accuracy to judge by: the run holds no {kind} training{f' on {task}' if task else ''}")

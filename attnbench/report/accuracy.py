@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attnbench.analysis.decision import task_name
+from attnbench.analysis.decision import task_names
 from attnbench.analysis.loading import rows_of
 from attnbench.report.canvas import empty, figure, mark_point, wrap
 from attnbench.report.style import INK, PAPER, SOFT, look_of, style
@@ -24,8 +24,11 @@ def accuracy_plot(accuracy: pd.DataFrame, scores: pd.DataFrame, baselines: pd.Da
     baseline; a dashed line is a baseline."""
     if not len(accuracy):
         return empty("Accuracy: nothing was trained")
-    panels = [(task_name(row), _same_task(accuracy, row), _same_task(scores, row), _same_task(baselines, row))
-              for row in rows_of(accuracy.drop_duplicates(_TASK))]  # fmt: skip
+    names = task_names(accuracy.drop_duplicates(_TASK))
+    panels = [
+        (name, _same_task(accuracy, row), _same_task(scores, row), _same_task(baselines, row))
+        for name, row in zip(names, rows_of(accuracy.drop_duplicates(_TASK)), strict=True)
+    ]
     order = _order(accuracy)
     columns = min(len(panels), 3)
     lines = math.ceil(len(panels) / columns)
@@ -97,7 +100,14 @@ def _panel(
             ax.text(0.02, y, row["status"], transform=ax.get_yaxis_transform(), fontsize=7.5, color=SOFT, va="center")
             continue
         own = scores[(scores["label"] == row["label"]) & scores["value"].notna()]["value"]
-        ax.scatter(own, [y] * len(own), s=13, color=look.colour, alpha=0.5, linewidths=0, zorder=5)
+        dots: dict[str, Any] = {
+            "marker": "o",
+            "markersize": 3.6,
+            "markeredgewidth": 0,
+            "linestyle": "none",
+            "alpha": 0.5,
+        }
+        ax.plot(own.to_numpy(dtype=float), [y] * len(own), color=look.colour, zorder=5, **dots)
         if not math.isnan(row["low"]):
             ax.plot([row["low"], row["high"]], [y, y], color=look.colour, linewidth=1.4, alpha=0.7, zorder=2)
         mark_point(ax, row["mean"], y, look, hollow=row["verdict"] in ("not above", "unclear"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 import textwrap
 from collections.abc import Sequence
@@ -13,9 +14,9 @@ from typing import cast
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
-from matplotlib.transforms import Bbox
 
 from attnbench.report.style import INK, PAPER, SOFT, Look, style
 from attnbench.report.units import readable
@@ -56,7 +57,7 @@ def save(made: Figure, path: Path) -> Path:
         path.write_text(svg_text(made), encoding="utf-8", newline="\n")
     else:
         with style():
-            made.savefig(path, dpi=150)
+            made.savefig(path, dpi=150, pil_kwargs={"compress_level": 2})
     return path
 
 
@@ -69,7 +70,7 @@ def svg_text(made: Figure) -> str:
     text = text[text.index("<svg ") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
     text = re.sub(r'<g id="[^"]*"', "<g", text)
-    return re.sub(r"(\.\d\d)\d+|\s*\n\s*", lambda match: match[1] or "\n", text)
+    return re.sub(r"scale\([^)]*\)|(\.\d\d)\d+", lambda match: match[1] or match[0], text)
 
 
 def length_axis(ax: Axes, lengths: Sequence[float]) -> None:
@@ -150,9 +151,12 @@ def label_ends(
     points = [ax.transAxes.inverted().transform(ax.transData.transform((x, y))) for x, y, *_ in ends]
     places = spread([point[1] for point in points], gap, 0.0, 1.0)
     knee, start, written = (1 + inch * made.dpi / area.width for inch in (0.1, 0.22, 0.26))
-    for (_, _, text, colour), point, place in zip(ends, points, places, strict=True):
-        way = [point[0], knee, start], [point[1], place, place]
-        ax.plot(*way, transform=ax.transAxes, color=colour, linewidth=0.6, alpha=0.55, clip_on=False, zorder=1)
+    ways = [[(x, y), (knee, place), (start, place)] for (x, y), place in zip(points, places, strict=True)]
+    colours = [colour for *_, colour in ends]
+    hairlines = LineCollection(ways, colors=colours, linewidths=0.6, alpha=0.55, clip_on=False, zorder=1)
+    hairlines.set_transform(ax.transAxes)
+    ax.add_artist(hairlines)
+    for (_, _, text, colour), place in zip(ends, places, strict=True):
         ax.text(written, place, text, transform=ax.transAxes, color=colour, fontsize=size, va="center", clip_on=False)
     if title:
         top = max(1.0, float(places.max())) + 1.5 * gap
@@ -174,84 +178,78 @@ def label_points(
     Each name takes the freest place near its point, and a hairline where it had to move away. Names keep
     off the texts that are there already, and off `lines` (x and y of their corners).
     """
-    figure_ = ax.figure
-    renderer = cast(FigureCanvasAgg, figure_.canvas).get_renderer()
-    scale = figure_.dpi / 72
-    area = ax.get_window_extent(renderer)
+    made = ax.figure
+    renderer = cast(FigureCanvasAgg, made.canvas).get_renderer()
+    scale = made.dpi / 72
+    area = np.array(ax.get_window_extent(renderer).extents)
     centres = [ax.transData.transform((x, y)) for x, y, *_ in points]
     sizes = [(radii[i] if radii is not None else 4.0) * scale for i in range(len(points))]
-    blocked = [
-        Bbox.from_extents(x - r * 0.8, y - r * 0.8, x + r * 0.8, y + r * 0.8)
-        for (x, y), r in zip(centres, sizes, strict=True)
-    ]
-    blocked += [box for line in lines for box in _beads(ax, *line, scale)]
-    taken = [written.get_window_extent(renderer) for written in ax.texts]
+    round_points = [np.concatenate([at - 0.8 * size, at + 0.8 * size]) for at, size in zip(centres, sizes, strict=True)]
+    blocked = np.array(round_points + [box for line in lines for box in _beads(ax, *line, scale)]).reshape(-1, 4)
+    taken = [np.array(written.get_window_extent(renderer).extents) for written in ax.texts]
     for i in sorted(range(len(points)), key=lambda i: (-centres[i][1], centres[i][0])):
         _, _, text, colour = points[i]
         written = ax.text(0, 0, text, fontsize=size, color=colour, va="center", ha="center", zorder=6)
         box = written.get_window_extent(renderer)
-        width, height = box.width + 2 * scale, box.height * 0.92
-        best = _free_place(centres[i], sizes[i], width, height, blocked, taken, area, scale, own=i)
+        room = (box.width + 2 * scale, box.height * 0.92)
+        best = _free_place(centres[i], sizes[i], room, blocked, np.array(taken).reshape(-1, 4), area, scale)
         written.set_position(tuple(ax.transData.inverted().transform(best)))
-        taken.append(Bbox.from_bounds(best[0] - width / 2, best[1] - height / 2, width, height))
+        taken.append(np.concatenate([best - np.array(room) / 2, best + np.array(room) / 2]))
         _join(ax, centres[i], sizes[i], taken[-1], colour, scale)
 
 
-def _beads(ax: Axes, xs: Sequence[float], ys: Sequence[float], scale: float) -> list[Bbox]:
+def _beads(ax: Axes, xs: Sequence[float], ys: Sequence[float], scale: float) -> list[np.ndarray]:
     """A line as a string of small boxes."""
     corners = ax.transData.transform(np.column_stack([xs, ys]))
     found = []
     for start, end in pairwise(corners):
         count = max(2, int(np.hypot(*(end - start)) / (5 * scale)))
         for x, y in start + (end - start) * np.linspace(0, 1, count)[:, None]:
-            found.append(Bbox.from_extents(x - 2.5 * scale, y - 1.5 * scale, x + 2.5 * scale, y + 1.5 * scale))
+            found.append(np.array([x - 2.5 * scale, y - 1.5 * scale, x + 2.5 * scale, y + 1.5 * scale]))
     return found
+
+
+# where a name may stand: at these distances (points) and angles from its point, the best first
+_PLACES = [
+    (distance, np.cos(np.radians(angle)), np.sin(np.radians(angle)))
+    for distance in (2, 8, 16, 26, 38, 52, 68, 90)
+    for angle in (0, 180, 90, 270, 35, 145, 325, 215, 65, 115, 245, 295)
+]
 
 
 def _free_place(
     centre: np.ndarray,
     radius: float,
-    width: float,
-    height: float,
-    blocked: Sequence[Bbox],
-    taken: Sequence[Bbox],
-    area: Bbox,
+    size: tuple[float, float],
+    blocked: np.ndarray,
+    taken: np.ndarray,
+    area: np.ndarray,
     scale: float,
-    own: int,
 ) -> np.ndarray:
-    best, least = centre, np.inf
-    for distance in (2, 8, 16, 26, 38, 52, 68, 90):
-        for angle in (0, 180, 90, 270, 35, 145, 325, 215, 65, 115, 245, 295):
-            direction = np.array([np.cos(np.radians(angle)), np.sin(np.radians(angle))])
-            reach = radius + distance * scale
-            at = (
-                centre
-                + direction * reach
-                + np.array([np.sign(round(direction[0], 6)) * width / 2, 0]) * abs(direction[0])
-            )
-            at = at + np.array([0, np.sign(round(direction[1], 6)) * height / 2]) * abs(direction[1])
-            box = Bbox.from_bounds(at[0] - width / 2, at[1] - height / 2, width, height)
-            cost = distance * scale * 0.6
-            cost += 14 * sum(_overlap(box, other) for other in taken)
-            cost += sum(_overlap(box, other) * (4 if j != own else 1) for j, other in enumerate(blocked))
-            outside = width * height - _overlap(box, area)
-            cost += 20 * outside
-            if cost < least:
-                best, least = at, cost
-        if least <= distance * scale * 0.6:
-            break
-    return best
+    """The centre of the cheapest place for a box near a point: near, free of names, of points, and within the axes.
+
+    Boxes are rows of (x0, y0, x1, y1) in pixels.
+    """
+    distance, across, up = np.array(_PLACES).T
+    direction = np.column_stack([across, up])
+    at = centre + direction * (radius + distance * scale)[:, None] + direction * np.abs(direction) * np.array(size) / 2
+    boxes = np.column_stack([at - np.array(size) / 2, at + np.array(size) / 2])
+    outside = size[0] * size[1] - _overlap(boxes, area[None])[:, 0]
+    cost = 0.6 * scale * distance + 20 * outside
+    cost += 14 * _overlap(boxes, taken).sum(axis=1) + 4 * _overlap(boxes, blocked).sum(axis=1)
+    return at[int(np.argmin(cost))]
 
 
-def _overlap(a: Bbox, b: Bbox) -> float:
-    width = min(a.x1, b.x1) - max(a.x0, b.x0)
-    height = min(a.y1, b.y1) - max(a.y0, b.y0)
-    return width * height if width > 0 and height > 0 else 0.0
+def _overlap(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Shared area of every box of a with every box of b."""
+    width = np.minimum(a[:, None, 2], b[None, :, 2]) - np.maximum(a[:, None, 0], b[None, :, 0])
+    height = np.minimum(a[:, None, 3], b[None, :, 3]) - np.maximum(a[:, None, 1], b[None, :, 1])
+    return np.clip(width, 0, None) * np.clip(height, 0, None)
 
 
-def _join(ax: Axes, centre: np.ndarray, radius: float, box: Bbox, colour: str, scale: float) -> None:
+def _join(ax: Axes, centre: np.ndarray, radius: float, box: np.ndarray, colour: str, scale: float) -> None:
     """A hairline from a point's rim to its name, where the two are apart."""
-    near = np.array([np.clip(centre[0], box.x0, box.x1), np.clip(centre[1], box.y0, box.y1)])
+    near = np.array([np.clip(centre[0], box[0], box[2]), np.clip(centre[1], box[1], box[3])])
     distance = float(np.hypot(*(near - centre)))
     if distance < radius + 6 * scale:
         return
@@ -262,13 +260,19 @@ def _join(ax: Axes, centre: np.ndarray, radius: float, box: Bbox, colour: str, s
 
 def mark_point(ax: Axes, x: float, y: float, look: Look, *, hollow: bool = False, area: float = 36.0) -> None:
     """One point in a label's look; hollow where the score does not count for much."""
-    if look.marker in "x+":
-        ax.scatter([x], [y], s=area, marker=look.marker, color=look.colour, linewidths=1.5, zorder=4)
-    else:
-        fill = PAPER if hollow else look.colour
-        ax.scatter(
-            [x], [y], s=area, marker=look.marker, facecolors=fill, edgecolors=look.colour, linewidths=1.3, zorder=4
-        )
+    size, edge = math.sqrt(area), 1.5 if look.marker in "x+" else 1.3
+    fill = PAPER if hollow and look.marker not in "x+" else look.colour
+    ax.plot(
+        [x],
+        [y],
+        marker=look.marker,
+        markersize=size,
+        markerfacecolor=fill,
+        markeredgecolor=look.colour,
+        markeredgewidth=edge,
+        linestyle="none",
+        zorder=4,
+    )
 
 
 def wrap(made: Figure, title: str, subtitle: str = "", *, foot: str = "") -> None:

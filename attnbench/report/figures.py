@@ -101,8 +101,9 @@ def _scores(tables: Mapping[str, pd.DataFrame]) -> Iterator[Plot]:
                 accuracy_length_plot,
                 _one_option(part),
             )
-    for words, scores, curves, slices in _tasks(tables["scores"], tables["curves"], tables["slices"]):
-        for spent in ("seconds", "operations"):
+    tasks = list(_tasks(tables["scores"], tables["curves"], tables["slices"]))
+    for place, (words, scores, curves, slices) in enumerate(tasks):
+        for spent in ("seconds", "operations") if place == 0 else ():
             if scores[spent].notna().any():
                 yield _plot(
                     f"budget-{spent}",

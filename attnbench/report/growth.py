@@ -119,7 +119,7 @@ def _line(ax: Axes, label: str, part: pd.DataFrame, column: str, slopes: dict[st
 def _failures(
     ax: Axes, table: pd.DataFrame, shown: pd.DataFrame, column: str, ends: Mapping[str, End]
 ) -> dict[str, End]:
-    """A cross at the length where a label failed, at the height that its last two lengths point to; the margin says how."""
+    """A cross at the length where a label failed, at the height that its growth points to; the margin says how."""
     failed = table[table["status"].isin(FAILED)].sort_values("length").drop_duplicates("label")
     low, high = ax.get_ylim()
     found = {}
@@ -129,7 +129,7 @@ def _failures(
         x, y = float(row["length"]), float(np.sqrt(low * high))
         if len(before):
             lengths, values = (np.log(before[name].to_numpy(dtype=float)) for name in ("length", column))
-            slope = (values[-1] - values[-2]) / (lengths[-1] - lengths[-2]) if len(before) > 1 else 1.0
+            slope = (values[-1] - values[0]) / (lengths[-1] - lengths[0]) if len(set(lengths)) > 1 else 1.0
             y = float(np.exp(values[-1] + slope * (np.log(x) - lengths[-1])))
             way = [np.exp(lengths[-1]), x], [np.exp(values[-1]), y]
             ax.plot(*way, color=colour, linestyle=":", linewidth=1, zorder=2)

@@ -45,7 +45,6 @@ _COLUMN_UNITS = {
     **dict.fromkeys(("bytes", "state_bytes"), "bytes"),
     **dict.fromkeys(("flop", "flop_per_token", "operations"), "flop"),
     **dict.fromkeys(("flop_per_second", "matmul_rate"), "flop/s"),
-    "tokens_per_second": "tokens/s",
 }
 _RATIOS = {"ratio", "speedup"}
 _SHARES = {"share", "solved", "misfit", "parameter_gap"}
@@ -163,6 +162,8 @@ def _text(table: str, column: str, value: Any) -> str:
         return ratio_text(number)
     if column in _SHARES:
         return share_text(number)
+    if column == "tokens_per_second":
+        return readable(number)
     if column in _WHOLE or (table == "crossover" and column in ("low", "high")):
         return f"{number:.0f}"
     unit = _UNITS.get(table, "") if column in ("low", "high") else _COLUMN_UNITS.get(column)

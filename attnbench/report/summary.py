@@ -27,8 +27,9 @@ def summary(run: Run, tables: Mapping[str, pd.DataFrame]) -> list[str]:
         sentences += _fastest(run, part, tables["crossover"])
     sentences += _accuracy(run, tables)
     sentences += _memory(run, decisions)
-    sentences += _troubles(tables)
-    return sentences or ["The run holds no measurement yet."]
+    if run.frame.empty:
+        return ["The run holds no measurement yet."]
+    return [*sentences, *_troubles(tables)]
 
 
 def _fastest(run: Run, part: pd.DataFrame, crossover: pd.DataFrame) -> list[str]:
@@ -61,17 +62,15 @@ def _crossings(run: Run, part: pd.DataFrame, crossover: pd.DataFrame) -> list[st
     here = crossover[same.fillna(False) & ~crossover["variant"].isin(CONTROLS)]
     crossing = rows_of(here[here["verdict"] == "crosses"].sort_values("crossover"))
     ahead = list(here[here["verdict"] == "always ahead"]["label"])
-    words = []
-    if ahead:
-        words.append(f"{_listed(ahead)} {'is' if len(ahead) == 1 else 'are'} ahead of {run.baseline} at every length")
-    if crossing:
-        names = [f"{row['label']} at {row['crossover']:.0f}" for row in crossing]
-        words.append(f"{_listed(names)} {'overtakes' if len(names) == 1 else 'overtake'} it")
     never = [row["label"] for row in rows_of(here) if str(row["verdict"]).startswith("not reached")]
+    words = []
+    if crossing:
+        words.append("overtaking it: " + _listed([f"{row['label']} at {row['crossover']:.0f}" for row in crossing]))
+    if ahead:
+        words.append("ahead at every length: " + _listed(ahead))
     if never:
-        words.append(f"{_listed(never)} never {'does' if len(never) == 1 else 'do'} within what was measured")
-    text = "; ".join(words)
-    return [text[0].upper() + text[1:] + "."] if words else []
+        words.append("behind throughout: " + _listed(never))
+    return [f"Against {run.baseline}, {'; '.join(words)}."] if words else []
 
 
 def _counted(count: int, noun: str) -> str:

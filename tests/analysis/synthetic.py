@@ -157,7 +157,11 @@ class Synthetic:
 
 
 def sweep(
-    names: list[str] | None = None, lengths: list[int] | None = None, seed: int = 0, rounds: int = 7
+    names: list[str] | None = None,
+    lengths: list[int] | None = None,
+    seed: int = 0,
+    rounds: int = 7,
+    modes: tuple[str, ...] = ("forward", "train_step"),
 ) -> Synthetic:
     """A whole sweep as one would make it: two modes, failures, floor, rates, accuracy on two tasks, controls and baselines."""
     names = NAMES if names is None else names
@@ -173,7 +177,8 @@ def sweep(
         bytes_[name] = (2e6 * (1 + 0.35 * index) / 1024**exponent, exponent)
         flops[name] = (3e8 * rng.uniform(0.5, 2) / 1024**exponent, exponent)
         run.add("floor", name, 1.2e-4, length=4)
-    for mode, factor in (("forward", 1.0), ("train_step", 3.2)):
+    for mode in modes:
+        factor = 3.2 if mode == "train_step" else 1.0
         for name in names:
             if mode == "train_step":
                 run.add("floor", name, 3e-4, length=4, mode=mode)

@@ -119,7 +119,7 @@ def test_slices_and_curves(loaded):
 def test_decisions_leave_out_the_accuracy_of_who_missed_a_task(loaded):
     laws = {"full": (1e-6, 1.0), "local": (1e-6, 1.0)}
     run = Synthetic().speed(laws, [64]).trained("mqar", {"full": [1.0], "local": [0.5]}, {})
-    run.trained("sort", {"full": [0.8]}, {})
+    run.trained("sort", {"full": [0.8], "other": [0.1]}, {}).trained("reverse", {"full": [0.3]}, {})
     rows = tables(loaded(run))["decisions"].set_index("label")
     assert rows.loc["full", ["accuracy", "worst_accuracy", "worst_task"]].tolist() == pytest.approx([0.9, 0.8, "sort"])
     assert rows.loc["local", ["accuracy", "worst_accuracy"]].isna().all()

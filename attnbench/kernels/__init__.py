@@ -18,14 +18,15 @@ inputs), and differentiable. A query that sees nothing gets zeros, an lse of -in
 inputs are cast to its dtype, as torch's own attention does. Sums and softmax statistics are in float32 at least. What a mask
 hides must be finite, since its weight of zero multiplies it.
 
-The work goes through in cache-sized pieces. Only q, k, v, out and lse are saved, and backward computes the pieces again.
-Each function is a custom operator with shapes for tracing, autograd and a flop formula of its own, so that
-`torch.compile(fullgraph=True)`, `torch.export` and `torch.utils.flop_counter` see it.
+On CUDA a band goes to FlexAttention with a block mask; `backend(device, dtype, head_dim, listed=...)` says whether a call does.
+Elsewhere, and for all else, the work goes through in cache-sized pieces. Only q, k, v, out and lse are saved, and backward
+computes the pieces again. Each function is a custom operator with shapes for tracing, autograd and a flop formula of its own,
+so that `torch.compile(fullgraph=True)`, `torch.export` and `torch.utils.flop_counter` see it.
 """
 
 from attnbench.kernels.blocks import block_attention
 from attnbench.kernels.dense import dense_softmax, full_rows
 from attnbench.kernels.merging import merge
-from attnbench.kernels.sparse import sparse_attention
+from attnbench.kernels.sparse import backend, sparse_attention
 
-__all__ = ["block_attention", "dense_softmax", "full_rows", "merge", "sparse_attention"]
+__all__ = ["backend", "block_attention", "dense_softmax", "full_rows", "merge", "sparse_attention"]

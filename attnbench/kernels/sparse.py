@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from attnbench.kernels import flex
 from attnbench.kernels.layout import Band, Piece, cut, tile_rows
 from attnbench.kernels.parts import Keys, Listed, Triangles, Window
 from attnbench.kernels.pieces import (
@@ -24,7 +25,14 @@ from attnbench.kernels.pieces import (
     unchanged_by_autocast,
 )
 
-__all__ = ["sparse_attention"]
+__all__ = ["backend", "sparse_attention"]
+
+
+def backend(
+    device: torch.device, dtype: torch.dtype, head_dim: int, *, listed: bool = False
+) -> Literal["flex", "pieces"]:
+    """What `sparse_attention` runs on for such inputs: "flex" (FlexAttention, CUDA alone) or "pieces" (everything else)."""
+    return "pieces" if flex.applies(device, dtype, head_dim, listed=listed) else "flex"
 
 
 def sparse_attention(
@@ -40,6 +48,7 @@ def sparse_attention(
     extra_mask: Tensor | None = None,
     rows: int | None = None,
     scale: float | None = None,
+    on: Literal["flex", "pieces"] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention of query i over keys i + shift - before ... i + shift + after, and over the extra keys of its tile.
 
@@ -55,15 +64,25 @@ def sparse_attention(
         extra_mask: (batch, n_k) bool, True = visible as an extra key.
         rows: queries of a tile; needed where extra has more than one tile.
         scale: of the scores; None means 1 / sqrt(d).
+        on: the backend; None means what `backend` says.
 
     Returns:
         out (batch, heads, n_q, e) in v's dtype, and lse (batch, heads, n_q) in float32 or float64.
+
+    Raises:
+        ValueError: on="flex" where FlexAttention does not apply, with the reason.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     device = q.device.type
     if torch.is_autocast_enabled(device):
         q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
     before, after = (min(reach, q.shape[2] + k.shape[2] + abs(shift)) for reach in (before, after))
+    on = backend(q.device, q.dtype, q.shape[3], listed=extra is not None) if on is None else on
+    if on == "flex":
+        reason = flex.applies(q.device, q.dtype, q.shape[3], listed=extra is not None)
+        if reason:
+            raise ValueError(f"sparse_attention: on='flex' is not possible here: {reason}")
+        return flex.band_attention(q, k, v, Band(q.shape[2], k.shape[2], before, after, shift), band_mask, scale)
     return _forward(q, k, v, [before, after, shift], band_mask, extra, extra_mask, rows, scale)
 
 

@@ -46,8 +46,9 @@ class Routing(Variant):
     the tokens that it is the nearest centroid of.
 
     Args:
-        window: tokens that a centroid takes at length max_len, which settles the number of centroids.
-        clusters: that number itself; None means max_len / window, rounded up (1,024 / window where there is no max_len).
+        window: tokens that a centroid takes at length max_len (at 1,024 where there is none), which settles the number of
+            centroids; None means the root of that length, where the cost is least.
+        clusters: the number of centroids itself; `window` then says nothing.
         decay: of the moving average.
 
     Source: Roy et al. 2020, "Efficient Content-Based Sparse Attention with Routing Transformers", section 4.1, algorithm 1.
@@ -55,14 +56,17 @@ class Routing(Variant):
 
     centroids: Tensor
 
-    def __init__(self, *, window: int = 128, clusters: int | None = None, decay: float = 0.999, **common: Any) -> None:
+    def __init__(
+        self, *, window: int | None = None, clusters: int | None = None, decay: float = 0.999, **common: Any
+    ) -> None:
         super().__init__(**common)
-        for option, value in (("window", window), ("clusters", 1 if clusters is None else clusters)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        for option, value in (("window", window), ("clusters", clusters)):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ValueError(f"{self.name}: {option} must be a whole number of at least 1, received {value!r}")
         if not 0 <= decay < 1:
             raise ValueError(f"{self.name}: decay must lie in [0, 1), received {decay!r}")
-        self.clusters = clusters or math.ceil((self.max_len or DEFAULT_LENGTH) / window)
+        longest = self.max_len or DEFAULT_LENGTH
+        self.clusters = clusters or math.ceil(longest / (window or math.isqrt(longest)))
         self.decay = decay
         self.register_buffer("centroids", random_centroids(self.heads, self.clusters, self.head_dim))
 

@@ -114,6 +114,10 @@ def _by_token(x: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     return x.new_empty(batch, blocks, size, heads, width, dtype=dtype).permute(0, 3, 1, 2, 4)
 
 
+def _in_memory_order(x: Tensor) -> Tensor:
+    return x.permute(0, 2, 3, 1, 4)
+
+
 @torch.library.custom_op("attnbench::resorted_attention", mutates_args=())
 def _forward(
     q: Tensor,
@@ -126,7 +130,7 @@ def _forward(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     out, lse = _by_token(q, v.shape[-1], v.dtype), q.new_empty(q.shape[:4], dtype=mixture.dtype)
-    safe = bounded(*(x.permute(0, 2, 3, 1, 4) for x in (q, k)), scale)  # in the order of memory
+    safe = bounded(_in_memory_order(q), _in_memory_order(k), scale)
     for some, runs in _groups(q):
         group = _Group(k[some], v[some], mixture[some], None if gain is None else gain[some])
         for run in runs:
@@ -161,7 +165,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     dq, dk, dv = (_by_token(x, x.shape[-1], x.dtype) for x in (q, k, v))
     d_mixture, d_gain = mixture.new_empty(mixture.shape), mixture.new_empty(0 if gain is None else gain.shape)
-    safe = bounded(*(x.permute(0, 2, 3, 1, 4) for x in (q, k)), scale)  # in the order of memory
+    safe = bounded(_in_memory_order(q), _in_memory_order(k), scale)
     for some, runs in _groups(q):
         group = _Group(k[some], v[some], mixture[some], None if gain is None else gain[some])
         totals = [x.new_zeros(2 * len(x), *x.shape[1:]) for x in group.own]

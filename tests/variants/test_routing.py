@@ -83,6 +83,7 @@ def test_number_of_centroids() -> None:
     assert build(clusters=None, window=128, max_len=4096).clusters == 32
     assert build(clusters=None, window=100, max_len=250).clusters == 3
     assert build(clusters=None, window=64).clusters == 16
+    assert build(clusters=None, max_len=4096).clusters == 64
 
 
 def test_no_causal_form_since_later_tokens_decide_who_is_taken() -> None:

@@ -38,6 +38,7 @@ PRELOADED = (  # what every child would import for itself; none of it runs a ten
     "torch.utils.benchmark",
     "torch.utils.flop_counter",
     "attnbench.conformance",
+    "attnbench.kernels",  # registers custom operators, which runs none
     "attnbench.measure.build",
     "attnbench.measure.machine",
     "attnbench.measure.memory",

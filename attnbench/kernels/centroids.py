@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 
 __all__ = ["Members", "closest", "follow", "nearest", "random_centroids"]
 
-PIECE = 2**18  # similarities held at once
+PIECE = 2**18  # similarities held at once, and never more than the tokens have elements
 
 Members = tuple[Tensor, Tensor, Tensor | None]
 """x (batch, heads, n, width), the centroid that each token chose (batch, heads, n), which are real (batch, n; None: all)."""
@@ -26,7 +26,7 @@ def random_centroids(heads: int, clusters: int, width: int) -> Tensor:
 def nearest(x: Tensor, centroids: Tensor) -> Tensor:
     """The centroid of largest cosine for each token of x (batch, heads, n, width): an index (batch, heads, n)."""
     batch, heads = x.shape[:2]
-    rows = max(1, PIECE // (batch * heads * centroids.shape[1]))
+    rows = max(1, min(PIECE, x.numel()) // (batch * heads * centroids.shape[1]))
     with torch.autocast(x.device.type, enabled=False):
         transposed = centroids.to(_precise(x)).mT
         return torch.cat([(piece.to(_precise(x)) @ transposed).argmax(dim=-1) for piece in x.split(rows, dim=2)], dim=2)
@@ -40,7 +40,7 @@ def closest(x: Tensor, centroids: Tensor, count: int, real: Tensor | None) -> Te
     are), the nearest come first and those last.
     """
     batch, heads, n, _ = x.shape
-    some = max(1, PIECE // (batch * heads * n))
+    some = max(1, min(PIECE, x.numel()) // (batch * heads * n))
     found = []
     with torch.autocast(x.device.type, enabled=False):
         x, centroids = x.to(_precise(x)), centroids.to(_precise(x))

@@ -55,11 +55,16 @@ def cost_table(run: Run, quantity: str, name: str) -> pd.DataFrame:
     return frame[[*KEYS, name, "low", "high", "n", "status", "reason", *REST]]
 
 
+def _tokens(frame: pd.DataFrame) -> pd.Series:
+    """Tokens that one value speaks of: a whole batch of sequences, or one new token of each when decoding."""
+    each = frame["length"].astype(float).mask((frame["mode"] == "decode").fillna(False), 1.0)
+    return frame["batch"].astype(float) * each
+
+
 def speed(run: Run) -> pd.DataFrame:
     """Seconds with their interval over rounds, tokens per second, and whether the fixed floor dominates."""
     frame = cells(run, "speed").rename(columns={"median": "seconds"})
-    each = frame["length"].astype(float).mask(frame["mode"] == "decode", 1.0)
-    frame["tokens_per_second"] = frame["batch"].astype(float) * each / frame["seconds"]
+    frame["tokens_per_second"] = _tokens(frame) / frame["seconds"]
     floors = summarise(run.usable("floor"), _MACHINE)[[*_MACHINE, "median"]]
     frame = frame.merge(floors.rename(columns={"median": "floor"}), on=_MACHINE, how="left")
     known = frame["floor"].notna() & frame["seconds"].notna()
@@ -71,7 +76,7 @@ def speed(run: Run) -> pd.DataFrame:
 def operations_table(run: Run) -> pd.DataFrame:
     """Counted operations of a pass, in total and per token."""
     frame = cells(run, "operations").rename(columns={"median": "flop"})
-    frame["flop_per_token"] = frame["flop"] / (frame["batch"] * frame["length"]).astype(float)
+    frame["flop_per_token"] = frame["flop"] / _tokens(frame)
     return frame[[*KEYS, "flop", "flop_per_token", "low", "high", "n", "status", "reason", *REST]]
 
 
@@ -91,13 +96,18 @@ def rates(run: Run, seconds: pd.DataFrame, counted: pd.DataFrame) -> pd.DataFram
 
 
 def compile_table(run: Run) -> pd.DataFrame:
-    """Seconds to compile, recompiles, and seconds to build masks: never part of a running time."""
+    """Seconds to compile, graphs, recompiles, and seconds to construct and to build masks: never part of a running time.
+
+    `eager` and `compiled` are seconds a call without and with compilation.
+    """
     frame = cells(run, "compile").rename(columns={"median": "seconds"})
     details = last_outcomes(run.of("compile")).set_index("cell")["details"]
-    for column in ("recompiles", "mask_seconds"):
-        values = [(details.get(cell) or {}).get(column) for cell in frame["cell"]]
+    named = {"graphs": "graphs", "recompiles": "recompiles", "recompile_seconds": "recompile_seconds"}
+    named |= {"construct_seconds": "construct", "mask_seconds": "masks", "eager": "eager", "compiled": "compiled"}
+    for column, key in named.items():
+        values = [(details.get(cell) or {}).get(key) for cell in frame["cell"]]
         frame[column] = pd.Series(values, index=frame.index, dtype=object).astype("Float64")
-    return frame[[*KEYS, "seconds", "recompiles", "mask_seconds", "n", "status", "reason", *REST]]
+    return frame[[*KEYS, "seconds", *named, "n", "status", "reason", *REST]]
 
 
 def outcomes(run: Run) -> pd.DataFrame:

@@ -41,7 +41,9 @@ _SHARED = [
 _UNITS = {"speed": "s", "compile": "s", "memory": "bytes", "resident": "bytes", "state": "bytes", "operations": "flop"}
 _UNITS |= {"rates": "flop/s", "decisions": "s"}
 _COLUMN_UNITS = {
-    **dict.fromkeys(("seconds", "floor", "mask_seconds"), "s"),
+    **dict.fromkeys(
+        ("seconds", "floor", "mask_seconds", "construct_seconds", "recompile_seconds", "eager", "compiled"), "s"
+    ),
     **dict.fromkeys(("bytes", "state_bytes"), "bytes"),
     **dict.fromkeys(("flop", "flop_per_token", "operations"), "flop"),
     **dict.fromkeys(("flop_per_second", "matmul_rate"), "flop/s"),
@@ -62,7 +64,7 @@ _WHOLE = {
     "depth",
     "rounds",
 }
-_WHOLE |= {"lengths", "parameters", "total", "recompiles", "crossover"}
+_WHOLE |= {"lengths", "parameters", "total", "recompiles", "graphs", "crossover"}
 _NAMES = {
     "low": "95 % interval",
     "speedup_low": "speed-up, 95 %",

@@ -107,7 +107,7 @@ def test_achieved_rate_and_its_share(loaded):
 
 def test_compile_time_has_columns_of_its_own(loaded):
     run = Synthetic()
-    run.add("compile", "full", 3.0, length=64, details={"recompiles": 2, "mask_seconds": 0.25})
+    run.add("compile", "full", 3.0, length=64, details={"recompiles": 2, "masks": 0.25, "graphs": 1})
     row = tables(loaded(run))["compile"].iloc[0]
     assert (row["seconds"], row["recompiles"], row["mask_seconds"]) == (3.0, 2, 0.25)
 

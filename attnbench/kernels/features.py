@@ -18,13 +18,13 @@ LOG2_E = math.log2(math.e)
 
 
 class FeatureMap(Protocol):
-    """Features (rows, n, width) of x (rows, n, d), and backward, which writes x's gradient and may overwrite phi and grad."""
+    """Features (..., n, width) of x (..., n, d), written into `kept` where given; and the gradient of x, written into `out`."""
 
     def width(self, d: int) -> int: ...
 
-    def queries(self, x: Tensor) -> Tensor: ...
+    def queries(self, x: Tensor, kept: Tensor | None = None) -> Tensor: ...
 
-    def keys(self, x: Tensor) -> tuple[Tensor, Tensor | None]: ...
+    def keys(self, x: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Tensor | None]: ...
 
     def queries_backward(self, x: Tensor, phi: Tensor, grad: Tensor, out: Tensor) -> None: ...
 
@@ -32,23 +32,32 @@ class FeatureMap(Protocol):
 
 
 class _Elementwise:
-    """A map that acts on each element alone, and whose slope is a function of its value."""
+    """A map that acts on each element alone, and whose slope is a function of its value.
+
+    Backward then needs no x, so that features of x's own size may be kept in its stead: with `given`, x is features already.
+    """
+
+    def __init__(self, given: bool = False) -> None:
+        self.given = given
 
     def width(self, d: int) -> int:
         return d
 
-    def queries(self, x: Tensor) -> Tensor:
+    def features(self, x: Tensor, kept: Tensor | None) -> Tensor:
         raise NotImplementedError
 
-    def slope_(self, phi: Tensor) -> Tensor:
+    def slope(self, phi: Tensor, out: Tensor | None) -> Tensor:
         raise NotImplementedError
 
-    def keys(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        return self.queries(x), None
+    def queries(self, x: Tensor, kept: Tensor | None = None) -> Tensor:
+        return x if self.given else self.features(x, kept)
+
+    def keys(self, x: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        return self.queries(x, kept), None
 
     def queries_backward(self, x: Tensor, phi: Tensor, grad: Tensor, out: Tensor) -> None:
-        lead = out.shape[:2]
-        torch.mul(grad.unflatten(0, lead), self.slope_(phi).unflatten(0, lead), out=out)
+        phi, grad = phi.unflatten(0, out.shape[:2]), grad.unflatten(0, out.shape[:2])
+        torch.mul(self.slope(phi, out if out.dtype == phi.dtype else None), grad, out=out)
 
     keys_backward = queries_backward
 
@@ -56,22 +65,22 @@ class _Elementwise:
 class Elu(_Elementwise):
     """phi(x) = elu(x) + 1 (Katharopoulos et al. 2020, equation 7)."""
 
-    def queries(self, x: Tensor) -> Tensor:
+    def features(self, x: Tensor, kept: Tensor | None) -> Tensor:
         # exp(x) below zero, where (exp(x) - 1) + 1 would lose its digits; x + 1 above. torch's own elu is also slower.
-        return x.clamp(max=0).exp_().add_(x.clamp(min=0))
+        return torch.clamp(x, max=0, out=kept).exp_().add_(x.clamp(min=0))
 
-    def slope_(self, phi: Tensor) -> Tensor:
-        return phi.clamp_(max=1)
+    def slope(self, phi: Tensor, out: Tensor | None) -> Tensor:
+        return torch.clamp(phi, max=1, out=out)
 
 
 class Relu(_Elementwise):
     """phi(x) = relu(x)."""
 
-    def queries(self, x: Tensor) -> Tensor:
-        return x.clamp(min=0)
+    def features(self, x: Tensor, kept: Tensor | None) -> Tensor:
+        return torch.clamp(x, min=0, out=kept)
 
-    def slope_(self, phi: Tensor) -> Tensor:
-        return phi.sign_()
+    def slope(self, phi: Tensor, out: Tensor | None) -> Tensor:
+        return torch.sign(phi, out=out)
 
 
 class PositiveRandom:
@@ -94,10 +103,10 @@ class PositiveRandom:
         largest = exponents.amax(dim=-1, keepdim=True)
         return exponents.sub_(largest).exp2_(), largest.squeeze(-1)
 
-    def queries(self, x: Tensor) -> Tensor:
+    def queries(self, x: Tensor, kept: Tensor | None = None) -> Tensor:
         return self._exponentials(x)[0]
 
-    def keys(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def keys(self, x: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         phi, largest = self._exponentials(x)
         return phi, largest.sub_(x.square().sum(dim=-1), alpha=0.5 * LOG2_E * self.scale)
 
@@ -107,16 +116,15 @@ class PositiveRandom:
 
     def keys_backward(self, x: Tensor, phi: Tensor, grad: Tensor, out: Tensor) -> None:
         self.queries_backward(x, phi, grad, out)
-        shrink = x * grad.sum(dim=-1, keepdim=True)
-        out.sub_(shrink.unflatten(0, out.shape[:2]), alpha=self.scale)
+        out.sub_(x * grad.sum(dim=-1, keepdim=True).unflatten(0, out.shape[:2]), alpha=self.scale)
 
 
 FEATURES = {"elu": Elu, "relu": Relu}
 
 
-def feature_map(name: str, projection: Tensor | None, dtype: torch.dtype) -> FeatureMap:
+def feature_map(name: str, projection: Tensor | None, dtype: torch.dtype, given: bool = False) -> FeatureMap:
     """The map of that name, which computes in `dtype`; "random" takes the projection (features, d)."""
     if name == "random":
         assert projection is not None
         return PositiveRandom(projection.to(dtype))
-    return FEATURES[name]()
+    return FEATURES[name](given)

@@ -6,8 +6,8 @@ With weights phi(q_i) . phi(k_j) 2^(s_j) the keys and values enter an output onl
 
 where the last column is the normaliser and `top` the largest scale so far. Every pass is a list of steps, each with a chunk of
 keys to take into the sums, a chunk of queries to read them, or, where causal, both: then the queries read the sums as they were
-before, and the keys of their own chunk through an explicit triangle. Queries and keys are saved, their features are not:
-backward computes them again, chunk by chunk.
+before, and the keys of their own chunk through an explicit triangle. For backward, features of the inputs' own size and type
+are saved in their stead; larger ones are computed again, chunk by chunk.
 """
 
 from __future__ import annotations
@@ -56,8 +56,10 @@ def linear_attention(
         out (batch, heads, n_q, e) in v's dtype, zero where no weight is above zero, and the sums over all keys, from which
         `extend` goes on. Sums are in float32, or float64 for double inputs. Gradients flow through out alone.
     """
+    keep = feature != "random" and q.dtype == _accumulator(q)
+    keep = keep and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     with torch.autocast(q.device.type, enabled=False):
-        out, _, total, top = _forward(q, k, v, key_mask, projection, feature, causal)
+        out, _, total, top, _, _ = _forward(q, k, v, key_mask, projection, feature, causal, keep)
     return out, Sums(total, top)
 
 
@@ -85,10 +87,11 @@ def explicit_weights(queries: Tensor, keys: Tensor, *, key_mask: Tensor | None =
     return weights / divisor.masked_fill(divisor == 0, torch.inf)
 
 
-def _steps(q: torch.Size, n_k: int, causal: bool, device: str) -> list[Step]:
+def _steps(q: torch.Size, n_k: int, causal: bool, device: str, parts: int) -> list[Step]:
+    """Steps of at most 1 / parts of the sequence each, so that a few temporaries of that size are small beside the inputs."""
     batch, heads, n_q, d = q
     size = CHUNK_ELEMENTS.get(device, DEVICE_ELEMENTS) // (batch * heads * d)
-    size = max(64, min(size, max(n_q, n_k) // 4))  # a few temporaries of a chunk's size, small beside the inputs
+    size = max(64, min(size, -(-max(n_q, n_k) // parts)))
     if not causal:
         reads: list[Step] = [(None, chunk) for chunk in _chunks(0, n_q, size)]
         return [(chunk, None) for chunk in _chunks(0, n_k, size)] + reads
@@ -131,43 +134,60 @@ def _accumulator(q: Tensor) -> torch.dtype:
 
 @torch.library.custom_op("attnbench::linear_attention", mutates_args=())
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, projection: Tensor | None, feature: str, causal: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    projection: Tensor | None,
+    feature: str,
+    causal: bool,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     (batch, heads, n_q, d), n_k, e, acc = q.shape, k.shape[2], v.shape[3], _accumulator(q)
     phi = feature_map(feature, projection, acc)
     sums = Sums.empty(q.new_empty(0, dtype=acc), batch * heads, phi.width(d), e + 1)
     out, divisors = _like_tokens(v, n_q, e), q.new_empty(batch * heads, n_q, 1, dtype=acc)
-    for key_rows, query_rows in _steps(q.shape, n_k, causal, q.device.type):
-        keys = None if key_rows is None else _load(phi, k, v, key_mask, key_rows)
+    kept_q, kept_k = _kept(q, k, keep)
+    for key_rows, query_rows in _steps(q.shape, n_k, causal, q.device.type, 2):
+        keys = None
+        if key_rows is not None:
+            keys = _load(phi, k, v, key_mask, key_rows, kept_k[:, :, key_rows] if keep else None)
         if query_rows is not None:
-            summed = read(sums, Queries.load(phi, q[:, :, query_rows]), keys)
-            divisors[:, query_rows] = _normalise(summed, out[:, :, query_rows])
-            del summed
+            queries = Queries.load(phi, q[:, :, query_rows], kept_q[:, :, query_rows] if keep else None)
+            divisors[:, query_rows] = _normalise(read(sums, queries, keys), out[:, :, query_rows])
+            del queries
         if keys is not None:
             sums = absorb(sums, keys)
             del keys
     if causal and n_q > n_k:
-        out[:, :, : n_q - n_k] = 0
-        divisors[:, : n_q - n_k] = torch.inf
-    return out, divisors, *sums.unflat(batch, heads)
+        early = slice(0, n_q - n_k)
+        out[:, :, early] = 0
+        divisors[:, early] = torch.inf
+        if keep:
+            kept_q[:, :, early] = 0
+    return out, divisors, *sums.unflat(batch, heads), kept_q, kept_k
 
 
-def _load(phi: FeatureMap, k: Tensor, v: Tensor, key_mask: Tensor | None, rows: slice) -> Keys:
-    return Keys.load(phi, k[:, :, rows], v[:, :, rows], None if key_mask is None else key_mask[:, rows])
+def _kept(q: Tensor, k: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
+    """Room for the features of queries and keys."""
+    return (_like_tokens(q, *q.shape[2:]), _like_tokens(k, *k.shape[2:])) if keep else (q.new_empty(0), k.new_empty(0))
+
+
+def _load(
+    phi: FeatureMap, k: Tensor, v: Tensor, key_mask: Tensor | None, rows: slice, kept: Tensor | None = None
+) -> Keys:
+    return Keys.load(phi, k[:, :, rows], v[:, :, rows], None if key_mask is None else key_mask[:, rows], kept)
 
 
 @_forward.register_fake
 def _(
-    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, projection: Tensor | None, feature: str, causal: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Any, projection: Any, feature: str, causal: bool, keep: bool
+) -> tuple[Tensor, ...]:
     (batch, heads, n_q, d), e, acc = q.shape, v.shape[3], _accumulator(q)
     features = d if projection is None else projection.shape[0]
-    return (
-        _like_tokens(v, n_q, e),
-        q.new_empty(batch * heads, n_q, 1, dtype=acc),
-        q.new_empty(batch, heads, features, e + 1, dtype=acc),
-        q.new_empty(batch, heads, dtype=acc),
-    )
+    out, divisors = _like_tokens(v, n_q, e), q.new_empty(batch * heads, n_q, 1, dtype=acc)
+    total, top = q.new_empty(batch, heads, features, e + 1, dtype=acc), q.new_empty(batch, heads, dtype=acc)
+    return out, divisors, total, top, *_kept(q, k, keep)
 
 
 @torch.library.custom_op("attnbench::linear_attention_backward", mutates_args=())
@@ -179,14 +199,17 @@ def _backward(
     projection: Tensor | None,
     feature: str,
     causal: bool,
+    given: bool,
     out: Tensor,
     divisors: Tensor,
     total: Tensor,
     top: Tensor,
     grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    phi = feature_map(feature, projection, divisors.dtype)
-    steps = _steps(q.shape, k.shape[2], causal, q.device.type)
+    """Gradients of q, k and v; where `given`, q and k are features already."""
+    phi = feature_map(feature, projection, divisors.dtype, given)
+    key_mask = None if given else key_mask
+    steps = _steps(q.shape, k.shape[2], causal, q.device.type, 3)
     states = [Sums(total, top).flat()] * (len(steps) + 1)
     if causal:  # every step has read sums of its own
         states[0] = Sums.empty(divisors, *states[-1].total.shape)
@@ -225,18 +248,20 @@ def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tens
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.feature, ctx.causal = inputs
-    ctx.save_for_backward(*tensors, *output)
+    q, k, v, key_mask, projection, ctx.feature, ctx.causal, ctx.keep = inputs
+    *results, kept_q, kept_k = output
+    q, k = (kept_q, kept_k) if ctx.keep else (q, k)
+    ctx.save_for_backward(q, k, v, key_mask, projection, *results)
     ctx.set_materialize_grads(False)
 
 
 def _gradients(ctx: Any, grad: Tensor | None, *unused: Any) -> tuple[Tensor | None, ...]:
     if grad is None:
-        return (None,) * 7
+        return (None,) * 8
     *inputs, out, divisors, total, top = ctx.saved_tensors
     with torch.autocast(grad.device.type, enabled=False):
-        gradients = _backward(*inputs, ctx.feature, ctx.causal, out, divisors, total, top, grad)
-    return *gradients, None, None, None, None
+        gradients = _backward(*inputs, ctx.feature, ctx.causal, ctx.keep, out, divisors, total, top, grad)
+    return *gradients, None, None, None, None, None
 
 
 _forward.register_autograd(_gradients, setup_context=_setup)
@@ -247,13 +272,17 @@ def _products(q: Any, k: Any, v: Any, projection: Any, causal: bool) -> tuple[in
     (batch, heads, n_q, d), n_k, width = q, k[2], v[3] + 1
     features = d if projection is None else projection[0]
     mapped = 0 if projection is None else (n_q + n_k) * features * d
-    inside = sum((keys.stop - keys.start) ** 2 for keys, queries in _steps(q, n_k, causal, "cpu") if keys and queries)
+    inside = sum(
+        (keys.stop - keys.start) ** 2 for keys, queries in _steps(q, n_k, causal, "cpu", 2) if keys and queries
+    )
     lead = batch * heads
     return lead * mapped, lead * (n_q + n_k) * features * width, lead * inside * (features + width)
 
 
 @register_flop_formula(torch.ops.attnbench.linear_attention)
-def _flops(q: Any, k: Any, v: Any, key_mask: Any, projection: Any, feature: str, causal: bool, **kwargs: Any) -> int:
+def _flops(
+    q: Any, k: Any, v: Any, key_mask: Any, projection: Any, feature: str, causal: bool, *rest: Any, **kwargs: Any
+) -> int:
     return 2 * sum(_products(q, k, v, projection, causal))
 
 

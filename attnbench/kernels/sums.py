@@ -37,21 +37,21 @@ class Sums(NamedTuple):
 
 @dataclass
 class Queries:
-    """A chunk of queries: x as given, and phi its features."""
+    """A chunk of queries: x (batch, heads, rows, d) as given, and phi its features."""
 
     x: Tensor
     phi: Tensor
 
     @classmethod
-    def load(cls, phi: FeatureMap, q: Tensor) -> Queries:
-        """From q (batch, heads, rows, width)."""
-        x = q.flatten(0, 1).to(torch.promote_types(q.dtype, torch.float32))
-        return cls(x, phi.queries(x))
+    def load(cls, phi: FeatureMap, q: Tensor, kept: Tensor | None = None) -> Queries:
+        """From q (batch, heads, rows, d); `kept` is where its features are to stay."""
+        x = q.to(torch.promote_types(q.dtype, torch.float32))
+        return cls(x, phi.queries(x, kept).flatten(0, 1))
 
 
 @dataclass
 class Keys:
-    """A chunk of keys: x as given, phi its features, scale their log2 scales (None: all 0), and the values.
+    """A chunk of keys: x (batch, heads, rows, d) as given, phi its features, scale their log2 scales (None: all 0), values.
 
     Masked keys have features or a scale that make every product with them zero.
     """
@@ -62,17 +62,17 @@ class Keys:
     values: Tensor
 
     @classmethod
-    def load(cls, phi: FeatureMap, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Keys:
-        """From k and v (batch, heads, rows, width) and a key_mask (batch, rows)."""
-        x, values = (y.flatten(0, 1).to(torch.promote_types(y.dtype, torch.float32)) for y in (k, v))
-        features, scale = phi.keys(x)
+    def load(cls, phi: FeatureMap, k: Tensor, v: Tensor, key_mask: Tensor | None, kept: Tensor | None = None) -> Keys:
+        """From k and v (batch, heads, rows, width) and a key_mask (batch, rows); `kept` is where its features are to stay."""
+        x, values = (y.to(torch.promote_types(y.dtype, torch.float32)) for y in (k, v))
+        features, scale = phi.keys(x, kept)
         if key_mask is not None:
-            hidden = ~key_mask.repeat_interleave(k.shape[1], dim=0)
+            hidden = ~key_mask[:, None, :]
             if scale is None:
                 features = features.masked_fill_(hidden[..., None], 0)
             else:
                 scale = scale.masked_fill_(hidden, -torch.inf)
-        return cls(x, features, scale, values)
+        return cls(x, features.flatten(0, 1), None if scale is None else scale.flatten(0, 1), values.flatten(0, 1))
 
 
 def absorb(sums: Sums, keys: Keys) -> Sums:
@@ -84,14 +84,14 @@ def absorb(sums: Sums, keys: Keys) -> Sums:
         total = sums.total * (sums.top - top).exp2_()[:, None, None]
         weights = (keys.scale - top[:, None]).exp2_()[..., None]
         values, norm = keys.values * weights, (keys.phi.mT @ weights)[..., 0]
-    total[..., :-1] += keys.phi.mT @ values
-    total[..., -1] += norm
+    total[..., :-1].add_(keys.phi.mT @ values)
+    total[..., -1].add_(norm)
     return Sums(total, top)
 
 
 def absorb_backward(dsums: Tensor, keys: Keys, before: Sums, after: Sums) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of the features, of the values, and of the sums before, of all in one: those after."""
-    dphi = torch.baddbmm(dsums[..., -1].unsqueeze(1), keys.values, dsums[..., :-1].mT)
+    dphi = (keys.values @ dsums[..., :-1].mT).add_(dsums[..., -1].unsqueeze(1))  # a baddbmm would first spread the row
     dvalues = keys.phi @ dsums[..., :-1]
     if keys.scale is not None:
         weights = (keys.scale - after.top[:, None]).exp2_()[..., None]
@@ -110,7 +110,7 @@ def read(sums: Sums, queries: Queries, keys: Keys | None) -> Tensor:
         summed.mul_(carry)
     weights = (queries.phi @ keys.phi.mT).mul_(factors)
     summed[..., :-1].baddbmm_(weights, keys.values)
-    summed[..., -1] += weights.sum(dim=-1)
+    summed[..., -1].add_(weights.sum(dim=-1))
     return summed
 
 
@@ -123,7 +123,7 @@ def read_backward(
     factors, carry = _triangle(sums.top, keys)
     weights = (queries.phi @ keys.phi.mT).mul_(factors)
     dvalues.baddbmm_(weights.mT, grad[..., :-1])
-    dweights = torch.baddbmm(grad[..., -1:], grad[..., :-1], keys.values.mT).mul_(factors)
+    dweights = (grad[..., :-1] @ keys.values.mT).add_(grad[..., -1:]).mul_(factors)
     dphi.baddbmm_(dweights.mT, queries.phi)
     dqueries = dweights @ keys.phi
     if carry is not None:

@@ -11,9 +11,8 @@ from typing import Any
 from attnbench.sweep.records import COLUMNS, canonical, cell_id
 from attnbench.sweep.spec import Spec
 
-__all__ = ["TRAINED", "Cell", "Group", "Plan"]
+__all__ = ["Cell", "Group", "Plan"]
 
-TRAINED = ("accuracy", "baseline")
 BY_LABEL = ("label", "variant", "options")
 
 
@@ -25,6 +24,7 @@ class Cell:
     code: hash of the variant's source. module: where the variant is defined, for the process that measures it.
     refusals: every reason why it is unsupported; empty where it is not.
     estimate: seconds that one measurement of it may take.
+    after: the cell that chooses its learning rate; None where there is no choice.
     """
 
     definition: dict[str, Any]
@@ -32,6 +32,7 @@ class Cell:
     module: str | None = None
     refusals: tuple[str, ...] = ()
     estimate: float = 1.0
+    after: str | None = None
 
     @cached_property
     def id(self) -> str:
@@ -81,6 +82,11 @@ class Group:
     @property
     def length(self) -> int:
         return int(self.cells[0].definition.get("length") or 0)
+
+    @property
+    def scored(self) -> bool:
+        """Whether these are trainings whose scores count; what they depend on comes before them."""
+        return self.cells[0].quantity == "accuracy"
 
     @property
     def key(self) -> str:

@@ -13,11 +13,20 @@ __all__ = ["job"]
 
 GIGABYTE = 10**9
 # What the gate checks depends on the kind of quantity and of mode, not on each of them.
-GATED_AS = {"accuracy": "accuracy"}
+GATED_AS = {"accuracy": "accuracy", "tuning": "accuracy"}
 GATED_MODES = {"train_step": "backward"}
 
 
-def job(spec: Spec, cell: Cell, *, session: str, round_: int, threads: int, checkpoints: Path) -> dict[str, Any]:
+def job(
+    spec: Spec,
+    cell: Cell,
+    *,
+    session: str,
+    round_: int,
+    threads: int,
+    checkpoints: Path,
+    learning_rate: float | None = None,
+) -> dict[str, Any]:
     """The job of a cell in one round.
 
     columns: the record's columns that are known beforehand. definition: what the ids of further records are hashed from.
@@ -26,7 +35,9 @@ def job(spec: Spec, cell: Cell, *, session: str, round_: int, threads: int, chec
     """
     common = {"module": cell.module, "threads": threads, "memory": int(spec.limits.memory_gb * GIGABYTE)}
     if cell.quantity == "accuracy":
-        target, payload = "train", _training(cell, checkpoints)
+        target, payload = "train", _training(cell, learning_rate) | {"checkpoint": str(checkpoints / f"{cell.id}.pt")}
+    elif cell.quantity == "tuning":
+        target, payload = "tune", _training(cell, None) | {"learning_rates": cell.definition["learning_rates"]}
     elif cell.quantity == "baseline":
         target, payload = (
             "baselines",
@@ -50,10 +61,12 @@ def job(spec: Spec, cell: Cell, *, session: str, round_: int, threads: int, chec
     }
 
 
-def _training(cell: Cell, checkpoints: Path) -> dict[str, Any]:
+def _training(cell: Cell, learning_rate: float | None) -> dict[str, Any]:
     keys = ("task_options", "variant", "options", "model", "recipe", "seed", "device", "dtype", "causal")
     given = {key: cell.definition[key] for key in keys}
-    return given | {"task": cell.definition["task_name"], "checkpoint": str(checkpoints / f"{cell.id}.pt")}
+    if learning_rate is not None:
+        given["recipe"] = given["recipe"] | {"learning_rate": learning_rate}
+    return given | {"task": cell.definition["task_name"]}
 
 
 def _gate(spec: Spec, cell: Cell, common: dict[str, Any]) -> dict[str, Any] | None:
@@ -73,8 +86,10 @@ def _gate(spec: Spec, cell: Cell, common: dict[str, Any]) -> dict[str, Any] | No
 def _limits(spec: Spec, cell: Cell, threads: int) -> dict[str, Any]:
     """Time and address space; a limit on the latter would break an accelerator's runtime, which bounds its own allocator."""
     seconds = spec.limits.seconds
-    if cell.quantity in ("accuracy", "baseline") and spec.accuracy is not None:
+    if cell.quantity in ("accuracy", "baseline", "tuning") and spec.accuracy is not None:
         seconds = spec.accuracy.limit_seconds
+        if cell.quantity == "tuning":
+            seconds *= len(cell.definition["learning_rates"])
     on_cpu = cell.definition.get("device", "cpu") == "cpu"
     memory = int(spec.limits.memory_gb * GIGABYTE) if on_cpu else None
     return {"seconds": seconds, "memory": memory, "threads": threads}

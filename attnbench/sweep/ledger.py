@@ -35,6 +35,7 @@ class Ledger:
         self._measured: dict[tuple[str, int], set[str]] = defaultdict(set)  # (session, round) -> cells that are ok
         self._by_round: dict[int, set[str]] = defaultdict(set)  # round -> sessions
         self._ok: set[str] = set()
+        self._values: dict[str, Any] = {}
         self._limits: dict[
             str, tuple[int, str]
         ] = {}  # chain -> shortest length that exhausted time or memory, and which
@@ -50,6 +51,7 @@ class Ledger:
             self._measured[key].add(identity)
             self._by_round[record["round"]].add(record["session"])
             self._ok.add(identity)
+            self._values[identity] = record.get("value")
         cell = self._cells.get(identity)
         if cell is not None and status in ("oom", "timeout"):
             length = cell.definition.get("length") or 0
@@ -64,7 +66,9 @@ class Ledger:
         repeated = [group for group in exclusive if group.rounds > 1]
         for round_ in range(1, max((group.rounds for group in repeated), default=0) + 1):
             yield from (Turn(group, round_) for group in repeated if round_ <= group.rounds)
-        yield from (Turn(group, 1) for group in self.plan.groups if not group.exclusive)
+        trained = [group for group in self.plan.groups if not group.exclusive]
+        for last in (False, True):  # what is scored comes after what its learning rate depends on
+            yield from (Turn(group, 1) for group in trained if group.scored is last)
 
     def left(self, turn: Turn) -> list[Cell]:
         """The cells that this turn has still to measure, in the turn's own shuffled order; none where it is complete."""
@@ -91,6 +95,14 @@ class Ledger:
         if length >= (cell.definition.get("length") or 0):
             return None
         return f"longer than {length}, where it {'ran out of memory' if status == 'oom' else 'exceeded the time limit'}"
+
+    def learning_rate(self, cell: Cell) -> float | None:
+        """What was chosen for a cell that leaves its learning rate to another; None where it does not."""
+        return None if cell.after is None else self._values[cell.after]
+
+    def untuned(self, cell: Cell) -> str | None:
+        """How the choice of its learning rate failed, as a status; None where it did not."""
+        return None if cell.after is None or cell.after in self._values else self.outcomes[cell.after]
 
     def recorded(self, record: Mapping[str, Any]) -> bool:
         """Whether a further record of a job (a curve, a baseline) is there, from a session that died before the job's own."""

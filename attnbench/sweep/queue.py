@@ -14,6 +14,7 @@ class TurnQueue:
     """Turns in their order, each held back until what it depends on is done.
 
     A round waits for the round before it, and a length's first round for the shorter length's, whose failures it may be spared.
+    A training waits for the choice of its learning rate.
     All rounds of a comparison group go to the node that took its first, for as long as that node lives.
     """
 
@@ -24,10 +25,14 @@ class TurnQueue:
         self._node_of: dict[str, str] = {}
         self._needs: dict[tuple[str, int], tuple[str, int]] = {}
         shorter: dict[str, str] = {}
+        chooses = {cell.id: turn.group.key for turn in turns for cell in turn.group.cells}
         for turn in turns:
             key = turn.group.key
             series = _series(turn)
-            if turn.round > 1:
+            after = turn.group.cells[0].after
+            if after is not None:
+                self._needs[key, 1] = (chooses[after], 1)
+            elif turn.round > 1:
                 self._needs[key, turn.round] = (key, turn.round - 1)
             elif series in shorter:
                 self._needs[key, 1] = (shorter[series], 1)

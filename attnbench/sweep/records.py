@@ -31,6 +31,7 @@ QUANTITIES = {  # quantity -> the letter that begins its cells' names
     "compile": "c",
     "floor": "f",
     "rate": "p",
+    "tuning": "t",
 }
 STATUSES = ("ok", "unsupported", "incorrect", "oom", "timeout", "error", "skipped")
 

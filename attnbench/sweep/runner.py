@@ -107,11 +107,15 @@ class _Sweep:
         )
         jobs = []
         for cell in self.ledger.left(turn):
-            reason = self.ledger.too_long(cell)
+            reason, untuned = self.ledger.too_long(cell), self.ledger.untuned(cell)
             if cell.refusals:
                 self._record_unmeasured(cell, turn, "unsupported", "; ".join(cell.refusals))
             elif reason is not None:
                 self._record_unmeasured(cell, turn, "skipped", reason)
+            elif untuned is not None:
+                self._record_unmeasured(
+                    cell, turn, "skipped", f"no learning rate was chosen: the search ended in {untuned}"
+                )
             else:
                 jobs.append(
                     job(
@@ -121,6 +125,7 @@ class _Sweep:
                         round_=turn.round,
                         threads=threads,
                         checkpoints=self.directory.checkpoints,
+                        learning_rate=self.ledger.learning_rate(cell),
                     )
                 )
         return jobs

@@ -36,20 +36,35 @@ def training_groups(spec: Spec, subjects: Sequence[tuple[Entry, VariantInfo]]) -
             "task_options": task.options,
         }
         yield Group([Cell({"quantity": "baseline", "label": "constant", **common})], 1, False)
-        for shape, seed in itertools.product(_shapes(spec, section, task), section.seeds):
-            recipe = section.recipe | task.recipe
+        recipe = section.recipe | task.recipe
+        for shape in _shapes(spec, section, task):
             trained = {
-                "quantity": "accuracy",
                 **common,
                 "metric": cls.metric,
-                "seed": seed,
                 "device": device,
                 "dtype": section.dtype,
                 "batch": recipe["batch"],
                 "recipe": recipe,
                 **shape,
             }
-            yield Group([_cell(trained, entry, info, cls) for entry, info in subjects], 1, False)
+            yield from _trainings(section, trained, subjects, cls)
+
+
+def _trainings(
+    section: Accuracy, trained: dict[str, Any], subjects: Sequence[tuple[Entry, VariantInfo]], cls: type[Task]
+) -> Iterator[Group]:
+    """A group for every seed; before them, where there is a choice of learning rates, the cells that make it."""
+    chosen: list[str | None] = [None] * len(subjects)
+    if section.learning_rates:
+        trained = trained | {"learning_rates": section.learning_rates}
+        tuning = {"quantity": "tuning", "seed": section.tuning_seed, **trained}
+        cells = [_cell(tuning, entry, info, cls) for entry, info in subjects]
+        chosen = [cell.id for cell in cells]
+        yield Group(cells, 1, False)
+    for seed in section.seeds:
+        scored = {"quantity": "accuracy", "seed": seed, **trained}
+        pairs = zip(subjects, chosen, strict=True)
+        yield Group([_cell(scored, entry, info, cls, after) for (entry, info), after in pairs], 1, False)
 
 
 def _checked_class(spec: Spec, task: TaskEntry) -> type[Task]:
@@ -96,13 +111,15 @@ def _shapes(spec: Spec, section: Accuracy, task: TaskEntry) -> list[dict[str, An
     return shapes
 
 
-def _cell(common: dict[str, Any], entry: Entry, info: VariantInfo, cls: type[Task]) -> Cell:
+def _cell(common: dict[str, Any], entry: Entry, info: VariantInfo, cls: type[Task], after: str | None = None) -> Cell:
     definition = common | {"variant": entry.name, "label": entry.label, "options": entry.options}
     length = common["task_options"].get("length")
     seconds = estimate_training(
         common["model"], common["recipe"], length if isinstance(length, int) else TYPICAL_LENGTH, common["device"]
     )
-    return Cell(definition, info.code, info.cls.__module__, _refusals(definition, info, cls), seconds)
+    trainings = len(common["learning_rates"]) if common["quantity"] == "tuning" else 1
+    refusals = _refusals(definition, info, cls)
+    return Cell(definition, info.code, info.cls.__module__, refusals, 0.0 if refusals else trainings * seconds, after)
 
 
 def _refusals(definition: dict[str, Any], info: VariantInfo, cls: type[Task]) -> tuple[str, ...]:

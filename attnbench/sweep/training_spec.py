@@ -17,6 +17,7 @@ from attnbench.sweep.grid import Complaint, entries, shown
 
 __all__ = ["Accuracy", "TaskEntry", "TrainedModel", "resolved_accuracy"]
 
+Rate = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -71,6 +72,8 @@ class Accuracy(Section):
 
     tasks: names, or tables with options (a list as a value is a grid).
     seeds: one training each.
+    learning_rates: a grid, from which validation chooses one for every variant and task, on `tuning_seed`, which is not scored;
+        empty: the recipe's rate is taken as it is.
     causal: the pattern; None takes what each task prefers.
     device, dtype: of training; the device is by default the first of the sweep's.
     limit_seconds: time limit of one training.
@@ -80,6 +83,8 @@ class Accuracy(Section):
 
     tasks: Annotated[list[TaskEntry], Field(min_length=1)]
     seeds: Annotated[list[Seed], Field(min_length=1)] = [0, 1, 2]
+    learning_rates: list[Rate] = []
+    tuning_seed: Seed = 1000
     causal: bool | None = None
     device: Device | None = None
     dtype: Dtype = "float32"
@@ -90,6 +95,9 @@ class Accuracy(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Accuracy:
         check_distinct("seeds", self.seeds)
+        check_distinct("learning_rates", self.learning_rates)
+        if self.learning_rates and self.tuning_seed in self.seeds:
+            raise Complaint("tuning_seed", f"must not be among the seeds that are scored, received {self.tuning_seed}")
         check_distinct("tasks", [(task.label, task.options) for task in self.tasks])
         return self
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["baselines", "check", "draw", "measure", "rate", "train"]
+__all__ = ["baselines", "check", "draw", "measure", "rate", "train", "tune"]
 
 
 def measure(payload: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,11 +99,26 @@ def train(payload: Mapping[str, Any]) -> dict[str, Any]:
         )
     common = {"length": task.length, "metric": training.metric, "unit": training.unit}
     curve = {"quantity": "curve", **common, "details": {"curve": training.curve}}
-    scored = {**common, "details": _task_facts(task) | _training_facts(training)}
+    facts = _task_facts(task) | _training_facts(training) | {"learning_rate": payload["recipe"]["learning_rate"]}
+    scored = {**common, "details": facts}
     if training.diverged_at is not None:
         reason = f"diverged: the loss is no number at step {training.diverged_at}"
         return _ok([curve, {**scored, "status": "error", "reason": reason}], threads)
     return _ok([curve, {**scored, "value": training.value}], threads)
+
+
+def tune(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """The choice of a learning rate by validation; the grid and what came of each rate are in the details."""
+    from attnbench.measure import Recipe, pin_threads
+    from attnbench.measure.training import Setup, choose_rate
+
+    _prepare(payload)
+    _limit_accelerator(payload["device"], payload["memory"])
+    keys = ("task", "task_options", "variant", "options", "model", "seed", "device", "dtype", "causal")
+    setup = Setup(**{key: payload[key] for key in keys}, recipe=Recipe.of(payload["recipe"]))
+    with pin_threads(payload["threads"]) as threads:
+        choice = choose_rate(payload["learning_rates"], setup)
+    return _ok([{"value": choice.rate, "unit": "1", "details": {"grid": choice.grid}}], threads)
 
 
 def _prepare(payload: Mapping[str, Any]) -> None:

@@ -88,6 +88,40 @@ def test_a_max_len_of_the_users_own_is_what_is_built(found):
     assert held["long"]["parameters"] > held["short"]["parameters"] > 0
 
 
+# -- trainings
+
+TRAINED = {
+    "variants": ["full", "causal-only"],
+    "accuracy": {
+        "tasks": [{"name": "mqar", "length": 16, "pairs": 2, "train": 64, "validation": 32, "test": 32}],
+        "seeds": [0],
+        "steps": 3,
+        "batch": 8,
+        "learning_rates": [1e-3, 3e-3],
+        "causal": False,
+        "model": {"dim": 16, "heads": 2, "depth": 1},
+    },
+}
+
+
+def test_a_training_brings_its_score_its_curve_its_learning_rate_and_the_baselines(tmp_path):
+    summary = run(parse_spec(TRAINED), tmp_path, jobs=2)
+    rows = list(records.read(tmp_path / records.FILE))
+    by_quantity = {row["quantity"]: row for row in rows if row["label"] == "full"}
+    assert {row["status"] for row in rows if row["label"] == "full"} == {"ok"}, rows
+    scored, tuned = by_quantity["accuracy"], by_quantity["tuning"]
+    assert 0 <= scored["value"] <= 1
+    assert (scored["unit"], scored["metric"], scored["length"]) == ("fraction", "accuracy", 16)
+    assert scored["details"]["learning_rate"] == tuned["value"]
+    assert [point["rate"] for point in tuned["details"]["grid"]] == [1e-3, 3e-3]
+    assert {"parameters", "operations", "seconds", "data_hash", "by_slice"} <= scored["details"].keys()
+    assert by_quantity["curve"]["details"]["curve"][-1]["step"] == 3
+    baselines = [row for row in rows if row["quantity"] == "baseline"]
+    assert {row["details"]["total"] for row in baselines} == {scored["details"]["test"]["total"]}
+    assert len({row["cell"] for row in baselines}) == len(baselines) > 1
+    assert summary.outcomes == {"ok": 3 + len(baselines), "unsupported": 2}
+
+
 # -- kills
 
 KILLED = {

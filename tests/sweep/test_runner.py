@@ -211,6 +211,26 @@ def test_trainings_run_side_by_side_and_timed_cells_alone(tmp_path, instant, mon
     assert {together for together in seen if "measure" in together} == {("measure",)}
 
 
+@pytest.mark.usefixtures("pretended_task")
+def test_a_grid_of_learning_rates_is_searched_on_a_seed_of_its_own_before_what_is_scored(tmp_path, instant):
+    section = TRAINED["accuracy"] | {"learning_rates": [1e-3, 1e-2]}
+    failing = {"name": "pretender", "label": "failing", "fail": {"status": "error"}}
+    sweep(tmp_path, TRAINED | {"accuracy": section, "variants": ["fine", failing]}, jobs=2)
+    rows = written(tmp_path)
+    tuned = {row["label"]: row for row in rows if row["quantity"] == "tuning"}
+    assert tuned["fine"]["seed"] == 1000
+    trained = [payload for name, payload in instant.calls if name == "train"]
+    assert [payload["recipe"]["learning_rate"] for payload in trained] == [tuned["fine"]["value"]] * 2
+    names = [name for name, _ in instant.calls]
+    assert names.index("train") > max(index for index, name in enumerate(names) if name == "tune")
+    scored = {(row["label"], row["seed"]): row for row in rows if row["quantity"] == "accuracy"}
+    assert scored["failing", 0]["status"] == "skipped"
+    assert scored["failing", 0]["reason"] == "no learning rate was chosen: the search ended in error"
+    assert scored["fine", 1]["status"] == "ok"
+    with pytest.raises(UserError, match="tuning_seed: must not be among the seeds"):
+        sweep(tmp_path, TRAINED | {"accuracy": section | {"tuning_seed": 1}})
+
+
 # -- refusals
 
 

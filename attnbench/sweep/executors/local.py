@@ -19,11 +19,12 @@ def execute(sweep: Any, worker: Worker, *, jobs: int = 1) -> Iterator[list[dict[
             for job in sweep.begin(turn):
                 sweep.announce(job)
                 yield worker.measure(job)
-    side_by_side = [job for turn in turns if not turn.group.exclusive for job in sweep.begin(turn)]
-    yield from _trained(sweep, worker, side_by_side, jobs)
+    for scored in (False, True):  # what is scored depends on what was chosen before
+        trained = [turn for turn in turns if not turn.group.exclusive and turn.group.scored is scored]
+        yield from _side_by_side(sweep, worker, [job for turn in trained for job in sweep.begin(turn)], jobs)
 
 
-def _trained(
+def _side_by_side(
     sweep: Any, worker: Worker, side_by_side: list[dict[str, Any]], jobs: int
 ) -> Iterator[list[dict[str, Any]]]:
     def measure(job: dict[str, Any]) -> list[dict[str, Any]]:

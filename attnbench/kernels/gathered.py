@@ -209,7 +209,9 @@ def _bounded(q: Tensor, k: Tensor, scale: float) -> bool:
 def _like_tokens(x: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     """(batch, heads, n, width), zeros, laid out token by token as projections are."""
     batch, heads, n, _ = x.shape
-    return x.new_zeros(batch, n, heads, width, dtype=dtype).transpose(1, 2)
+    # Not a transposed view: autograd adds other gradients in place to what is nobody's view.
+    strides = (n * heads * width, width, heads * width, 1)
+    return x.new_empty_strided((batch, heads, n, width), strides, dtype=dtype).zero_()
 
 
 @torch.library.custom_op("attnbench::gathered_attention", mutates_args=())

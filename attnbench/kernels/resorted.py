@@ -111,7 +111,10 @@ def _hidden(mask: Tensor | None, q: Tensor, at: tuple[int, slice, slice]) -> lis
 def _by_token(x: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     """(batch, heads, blocks, size, width), laid out token by token as projections are."""
     batch, heads, blocks, size, _ = x.shape
-    return x.new_empty(batch, blocks, size, heads, width, dtype=dtype).permute(0, 3, 1, 2, 4)
+    step = heads * width
+    # Not a permuted view: autograd adds other gradients in place to what is nobody's view.
+    strides = (blocks * size * step, width, size * step, step, 1)
+    return x.new_empty_strided((batch, heads, blocks, size, width), strides, dtype=dtype)
 
 
 def _in_memory_order(x: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ def accuracy_plot(accuracy: pd.DataFrame, scores: pd.DataFrame, baselines: pd.Da
         body = (
             0.5 + 0.2 * len(order) + 0.12 * baselines.groupby(_TASK, dropna=False).size().max() * bool(len(baselines))
         )
-        made = figure(2.0 + 2.75 * columns, 1.0 + lines * (body + 0.75))
+        made = figure(max(2.0 + 2.75 * columns, 7.8), 1.0 + lines * (body + 0.75))
         height = made.get_figheight()
         longest = max(len(label) for label in order)
         left = 0.25 + 0.075 * longest

@@ -28,7 +28,7 @@ def gallery_plot(patterns: Mapping[str, np.ndarray], columns: int = 6) -> Figure
     lines = math.ceil(len(patterns) / columns)
     with style():
         cell, gap, caption = 1.32, 0.2, 0.28
-        made = figure(max(0.4 + columns * (cell + gap), 4.2), 0.75 + lines * (cell + gap + caption))
+        made = figure(max(0.4 + columns * (cell + gap), 6.8), 0.75 + lines * (cell + gap + caption))
         width, height = made.get_figwidth(), made.get_figheight()
         for place, (name, weights) in enumerate(patterns.items()):
             line, column = divmod(place, columns)

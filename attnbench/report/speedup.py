@@ -123,7 +123,7 @@ def heatmap_plot(ratios: pd.DataFrame, outcomes: pd.DataFrame | None = None) -> 
     with style():
         longest = max(len(label) for label in labels)
         left, width = 0.35 + 0.075 * longest, 0.72 * len(lengths)
-        made = figure(max(left + width + 0.3, 4.6), 1.35 + 0.27 * len(labels))
+        made = figure(max(left + width + 0.3, 8.0), 1.35 + 0.27 * len(labels))
         height = made.get_figheight()
         box = (left / made.get_figwidth(), 0.3 / height, width / made.get_figwidth(), 0.27 * len(labels) / height)
         ax = made.add_axes(box)

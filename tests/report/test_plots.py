@@ -199,6 +199,17 @@ def test_twenty_names_do_not_overlap(tmp_path):
     assert len(_overlapping(points)) == 0
 
 
+def test_no_title_or_note_is_cut(run, found):
+    for plot in figures(run, found):
+        figure = plot.draw()
+        renderer = figure.canvas.get_renderer()
+        width, height = figure.canvas.get_width_height()
+        for text in figure.texts:
+            box = text.get_window_extent(renderer)
+            assert box.x1 <= width, (plot.name, text.get_text())
+            assert box.y1 <= height, (plot.name, text.get_text())
+
+
 def _boxes(figure: Figure) -> list:
     renderer = figure.canvas.get_renderer()
     return [text.get_window_extent(renderer).padded(-1) for ax in figure.axes for text in ax.texts if text.get_text()]

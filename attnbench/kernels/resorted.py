@@ -14,7 +14,7 @@ from attnbench.kernels.pieces import Mask, Part, accumulator, attend, attend_bac
 
 __all__ = ["resorted_attention"]
 
-PIECE_BYTES = {"cpu": 2**20}  # scores of a piece, which lie beside as many mixed keys and values
+PIECE_BYTES = {"cpu": 2**21}  # scores of a piece, which are never more than q has elements
 DEVICE_BYTES = 2**27
 
 
@@ -96,7 +96,8 @@ class _Group:
 def _groups(q: Tensor) -> Iterator[tuple[tuple[int, slice], list[slice]]]:
     """A sample and some of its heads, and the runs of blocks in them (one, or there is one head) that fit in the budget."""
     batch, heads, blocks, size, _ = q.shape
-    room = max(1, PIECE_BYTES.get(q.device.type, DEVICE_BYTES) // (2 * size * size * accumulator(q.dtype).itemsize))
+    scores = min(PIECE_BYTES.get(q.device.type, DEVICE_BYTES) // accumulator(q.dtype).itemsize, q.numel())
+    room = max(1, scores // (2 * size * size))
     some, run = max(1, room // blocks), min(room, blocks)
     runs = [slice(block, min(block + run, blocks)) for block in range(0, blocks, run)]
     for sample in range(batch):

@@ -163,14 +163,16 @@ def test_a_dead_server_costs_the_call_it_ran_and_is_replaced(tmp_path):
         assert call(isolation, "echo", 1)["status"] == "ok"
 
 
-def test_nothing_outlives_a_killed_sweep(tmp_path):
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_nothing_outlives_a_sweep_that_is_ended(tmp_path, how):
     code = (
         "import sys\nfrom attnbench.sweep.isolation import Isolation\n"
         f"Isolation().call('{HERE}:hang', sys.argv[1], seconds=1000)"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
-    sweep = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "pids")], env=environment)
+    command = [sys.executable, "-c", code, str(tmp_path / "pids")]
+    sweep = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     pids = wait_for(tmp_path / "pids")
-    sweep.kill()
-    sweep.wait()
+    sweep.send_signal(how)
+    sweep.wait(timeout=60)
     assert all(gone(pid) for pid in pids)

@@ -196,8 +196,9 @@ def _notes(row: Mapping[str, Any]) -> str:
 def tasks(run: Run, scored: pd.DataFrame) -> pd.DataFrame:
     """Does the task test attention? The baseline label's score against the best control and the best shortcut.
 
-    `verdict`: `tests attention` where it leads both by 20 points or more; `does not test attention` where either comes within 5
-    points; `weakly` between. For other units the thresholds are relative.
+    `verdict`: `tests attention` where it leads both by 20 points or more; `does not test attention` where either comes
+    within 5 points; `weakly` between; `not learned` where the baseline label itself is not above the shortcuts. For
+    other units the thresholds are relative.
     """
     rows = []
     for key, part in scored.groupby(TASK, dropna=False, sort=False):
@@ -214,14 +215,18 @@ def tasks(run: Run, scored: pd.DataFrame) -> pd.DataFrame:
         scale = 1.0 if row["unit"] == "fraction" else abs(row["score"])
         margin = min((sign * (row["score"] - rival) / scale for rival in rivals), default=np.nan) if scale else np.nan
         row["margin"] = margin
-        row["verdict"] = None
-        if not np.isnan(margin):
-            row["verdict"] = (
-                "tests attention" if margin >= CLEAR else "does not test attention" if margin <= CLOSE else "weakly"
-            )
+        row["verdict"] = _tests_attention(margin, sign * (row["score"] - row["baseline_value"]))
         rows.append(row)
     columns = ["score", "control", "control_score", "best_baseline", "baseline_value", "margin", "verdict"]
     return pd.DataFrame(rows, columns=[*TASK, *columns])
+
+
+def _tests_attention(margin: float, lead: float) -> str | None:
+    if np.isnan(margin):
+        return None
+    if lead <= 0:  # where nothing was learned, nothing is known about the task
+        return "not learned"
+    return "tests attention" if margin >= CLEAR else "does not test attention" if margin <= CLOSE else "weakly"
 
 
 def curves(run: Run) -> pd.DataFrame:

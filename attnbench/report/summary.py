@@ -102,6 +102,8 @@ def _accuracy(run: Run, tables: Mapping[str, pd.DataFrame]) -> list[str]:
         words += f"; not above that: {_listed(low)}" if low else ""
         if task["verdict"] == "does not test attention":
             words += ". This task does not test attention: what looks nothing up comes close to " + run.baseline
+        if task["verdict"] == "not learned":
+            words += f". {run.baseline} itself did not learn it, so this says nothing about the others"
         found.append(words + ".")
     return found
 

@@ -80,6 +80,11 @@ def test_a_task_that_a_control_solves_is_flagged(loaded, control, verdict):
     assert "control" not in notes["full"]
 
 
+def test_a_task_that_was_not_learned_says_nothing_about_attention(loaded):
+    found = scored(loaded, {"full": [0.1] * 3, "uniform": [0.1] * 3})
+    assert found["tasks"]["verdict"].tolist() == ["not learned"]
+
+
 def test_a_diverged_seed_is_an_outcome_and_not_a_score(loaded):
     run = Synthetic().trained("mqar", {"full": [1.0, 0.9]}, BASELINES)
     common = {"task": "mqar", "metric": "accuracy", "mode": None, "scope": "model", "length": 64}

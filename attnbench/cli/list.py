@@ -28,10 +28,11 @@ def list_(
     """List the variants, the tasks or the experiments."""
     if markdown:
         from attnbench.cli.family import family_page
+        from attnbench.registry import list_variants
 
         if kind is not Kind.variants:
             raise UserError(f"--markdown lists variants, received {kind}")
-        print(family_page(pattern), end="")
+        print(family_page(list_variants(pattern)), end="")
         return
     {Kind.variants: _variants, Kind.tasks: _tasks, Kind.experiments: _experiments}[kind](pattern, as_json)
 

@@ -69,7 +69,7 @@ def _accuracy(scored: pd.DataFrame, baselines: pd.DataFrame) -> None:
     )
     for task, part in baselines.groupby("task", sort=False):
         without = ", ".join(
-            f"{row['label']} {row['value']:.3f}" for row in part.to_dict("records") if pd.notna(row["value"])
+            f"{row['baseline']} {row['value']:.3f}" for row in part.to_dict("records") if pd.notna(row["value"])
         )
         print(f"{task} without attention: {without}")
     if (scored["seeds"].fillna(0) == 1).any():

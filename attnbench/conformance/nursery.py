@@ -1,7 +1,7 @@
 """New processes, cheaply: one server that has imported torch and done nothing else with it, and forks for each request.
 
-The server reads a line of JSON (a list of paths) and writes one (path -> None or the discrepancy). Every request is
-answered by a child that has seen no other.
+The server reads a line of JSON (the files, and where the asking process finds its modules now) and writes one (file ->
+None or the discrepancy). Every request is answered by a child that has seen no other.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from attnbench.conformance.core import Failure, expect_same
+from attnbench.conformance.subject import Inputs
 from attnbench.registry import create_variant
 
 __all__ = ["verify_in_new_process"]
@@ -32,7 +33,8 @@ def verify_in_new_process(paths: Sequence[Path]) -> dict[Path, str | None]:
     server = _start()
     assert server.stdin is not None
     assert server.stdout is not None
-    server.stdin.write(json.dumps([str(path) for path in paths]) + "\n")
+    request = {"files": [str(path) for path in paths], "path": [entry for entry in sys.path if entry]}
+    server.stdin.write(json.dumps(request) + "\n")
     server.stdin.flush()
     answer = server.stdout.readline()
     if not answer:
@@ -60,7 +62,8 @@ def _stop(server: subprocess.Popen[str]) -> None:
 
 
 def _verify(path: str) -> str | None:
-    saved = torch.load(path, weights_only=False)  # written a moment ago by the process that asks
+    with torch.serialization.safe_globals([Inputs]):
+        saved = torch.load(path, weights_only=True)
     importlib.import_module(saved["module"])
     torch.set_num_threads(saved["threads"])
     torch.manual_seed(987654321)
@@ -75,9 +78,10 @@ def _verify(path: str) -> str | None:
     return None
 
 
-def _answer(paths: list[str]) -> dict[str, str | None]:
-    messages = {}
-    for path in paths:
+def _answer(request: dict[str, list[str]]) -> dict[str, str | None]:
+    messages: dict[str, str | None] = {}
+    sys.path[:0] = [entry for entry in request["path"] if entry not in sys.path]
+    for path in request["files"]:
         try:
             messages[path] = _verify(path)
         except Exception as error:  # noqa: BLE001 - reported as this instance's failure, with its place
@@ -96,4 +100,7 @@ def serve() -> None:
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if status:
-            print(json.dumps(dict.fromkeys(json.loads(line), f"the new process died with status {status}")), flush=True)
+            print(
+                json.dumps(dict.fromkeys(json.loads(line)["files"], f"the new process died with status {status}")),
+                flush=True,
+            )

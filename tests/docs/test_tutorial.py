@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,11 +23,15 @@ def _clean_registry():
 @pytest.mark.usefixtures("_clean_registry")
 def test_every_block_of_the_tutorial_runs(tmp_path, monkeypatch, cli):
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"^```(\w+)\n(.*?)^```", TUTORIAL.read_text(), flags=re.MULTILINE | re.DOTALL)
-    assert {kind for kind, _ in blocks} == {"python", "shell"}
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # a file rewritten within a second must be read anew
+    blocks = re.findall(r"^```(\w+) ?(.*)\n((?s:.*?))^```", TUTORIAL.read_text(), flags=re.MULTILINE)
+    assert {kind for kind, _, _ in blocks} == {"python", "shell"}
     names: dict[str, object] = {"__name__": "tutorial"}
-    for number, (kind, code) in enumerate(blocks, start=1):
-        if kind == "python":
+    for number, (kind, file, code) in enumerate(blocks, start=1):
+        if file:
+            Path(file).write_text(code)
+        elif kind == "python":
             exec(compile(code, f"tutorial.md, block {number}", "exec"), names)
         else:
             program, *arguments = shlex.split(code)

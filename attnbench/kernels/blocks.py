@@ -72,9 +72,12 @@ def _flat_mask(mask: Tensor, lead: torch.Size, n_q: int, n_k: int) -> Tensor:
     return mask.expand(*lead, rows, n_k).reshape(-1, rows, n_k)
 
 
+FEW = 2**12  # scores that are always worth a piece
+
+
 def _pieces(blocks: int, n_q: int, n_k: int, x: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Runs of blocks, or of the rows of one block, whose scores fit in the budget."""
-    room = piece_bytes(x.device) // accumulator(x.dtype).itemsize
+    """Runs of blocks, or of the rows of one block, whose scores fit in the budget and never outnumber the keys' elements."""
+    room = min(piece_bytes(x.device) // accumulator(x.dtype).itemsize, max(x.numel(), FEW))
     rows = max(1, min(n_q, room // max(n_k, 1)))
     count = max(1, room // max(rows * n_k, 1)) if rows == n_q else 1
     for block in range(0, blocks, count):

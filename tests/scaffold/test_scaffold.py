@@ -75,9 +75,8 @@ def test_installed_it_is_listed_passes_the_kit_and_its_own_tests(tmp_path: Path)
     assert "fresh-idea" in _run([sys.executable, "-m", "attnbench.cli", "list"], tmp_path, **python)
     assert "ok" in _run([sys.executable, "-m", "attnbench.cli", "check", "fresh-idea"], tmp_path, **python)
     few = ["-k", "reference or weights or slope"]  # the whole kit has just run
-    assert "5 passed" in _run(
-        [sys.executable, "-m", "pytest", "-W", "error", *few, str(path / "tests")], path, **python
-    )
+    # Its exit status says that nothing failed, and the line that something ran.
+    assert " passed" in _run([sys.executable, "-m", "pytest", "-W", "error", *few, str(path / "tests")], path, **python)
 
 
 def _run(command: list[str], folder: Path, **environment: str) -> str:

@@ -26,7 +26,7 @@ def supports(options: Mapping[str, Any]) -> Supports:
         decode=True,
         max_len=sqrt,
         time=Growth("n^1.5 d", 1.5) if sqrt else Growth("n^2 d / stride", 2.0),
-        memory=Growth("n d", 1.0),
+        memory=Growth("n d, and n^2 / stride where a key mask meets causal", 1.5 if sqrt else 2.0),
         path="infinite across folds",
         exact_when={"stride": 1},
         small={"stride": 4},
@@ -62,9 +62,9 @@ class Strided(Variant):
         if key_mask is not None or (missing and not self.causal):  # a causal query never sees the padding behind it
             mask = key_mask if key_mask is not None else q.new_ones(batch, n, dtype=torch.bool)
             mask = rearrange(pad(mask, (0, missing)), "b (row fold) -> b fold row", fold=stride)
-            mask = mask[:, :, None].expand(-1, -1, n // stride + bool(missing), -1)
+            mask = mask[:, :, None]  # the same keys for every query of a fold, unless causal
             if self.causal:
-                mask = mask.tril()
+                mask = mask.expand(-1, -1, n // stride + bool(missing), -1).tril()
             mask = mask.repeat_interleave(heads, dim=0)
         q, k, v = (
             rearrange(pad(x, (0, 0, 0, missing)) if missing else x, "b h (row fold) d -> (b h) fold row d", fold=stride)

@@ -24,7 +24,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP)  ## the quick sweep over the eight named variants: progress, tables, plots, page
-	@$(BIN)/attnbench run quick --out results/quick
+	@$(BIN)/attnbench run quick --out results/quick --jobs 2
 
 test: $(STAMP)  ## all tests but the slow, the GPU's and the browser's
 	@$(PYTEST) -n $(WORKERS) --dist worksteal

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from attnbench.analysis import recommend
+from attnbench.analysis import load, tables
+from attnbench.analysis import recommend as recommend_anew
 from attnbench.analysis.recommendation import parse_bytes
 from attnbench.errors import UserError
 
@@ -12,8 +13,8 @@ LENGTHS = [256, 1024, 4096]
 LAWS = {"full": (1e-9, 2.0), "local": (1e-6, 1.0), "linear": (5e-7, 1.0), "none": (1e-8, 1.0)}
 
 
-@pytest.fixture
-def run(loaded):
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
     made = Synthetic().speed(LAWS, LENGTHS).speed(LAWS, LENGTHS, causal=True)
     made.counted("memory", {"full": (1, 2.0), "local": (500, 1.0), "linear": (2000, 1.0), "none": (1, 1.0)}, LENGTHS)
     made.trained(
@@ -21,10 +22,21 @@ def run(loaded):
     )
     made.failed("lsh", 1024, "unsupported", "lsh has no causal form", causal=True)
     made.failed("lsh", 4096, "oom", "limit 8 GB")
-    return loaded(made)
+    return load(made.write(tmp_path_factory.mktemp("recommend") / "run"))
 
 
-def test_the_fastest_comes_first_with_evidence(run):
+@pytest.fixture(scope="module")
+def recommend(run):
+    """The function under test, with the run's tables at hand."""
+    found = tables(run)
+    return lambda run, length, **conditions: recommend_anew(run, length, found=found, **conditions)
+
+
+def test_tables_are_made_where_none_are_given(run):
+    assert recommend_anew(run, 4096).ranked["label"].tolist() == ["linear", "local", "full"]
+
+
+def test_the_fastest_comes_first_with_evidence(run, recommend):
     found = recommend(run, 4096)
     assert found.ranked["label"].tolist() == ["linear", "local", "full"]
     assert found.answer.startswith("Use linear: 8.")
@@ -35,13 +47,13 @@ def test_the_fastest_comes_first_with_evidence(run):
     }
 
 
-def test_it_says_full_attention_when_that_is_the_answer(run):
+def test_it_says_full_attention_when_that_is_the_answer(run, recommend):
     found = recommend(run, 256)
     assert found.ranked["label"].tolist()[0] == "full"
     assert found.answer.startswith("Use full attention: nothing that meets the conditions is faster")
 
 
-def test_conditions_exclude_with_their_reasons(run):
+def test_conditions_exclude_with_their_reasons(run, recommend):
     found = recommend(run, 4096, min_accuracy=0.9, max_memory="5 MB")
     reasons = found.excluded.set_index("label")["reason"]
     assert found.ranked["label"].tolist() == ["local"]
@@ -50,18 +62,18 @@ def test_conditions_exclude_with_their_reasons(run):
     assert "accuracy at least 0.9" in found.conditions
 
 
-def test_causal_counts_only_what_is_causal(run):
+def test_causal_counts_only_what_is_causal(run, recommend):
     found = recommend(run, 1024, causal=True)
     assert found.excluded.set_index("label")["reason"]["lsh"] == "unsupported: lsh has no causal form"
     with pytest.raises(UserError, match="the run holds no causal training"):
         recommend(run, 1024, causal=True, min_accuracy=0.9)
 
 
-def test_a_length_between_two_takes_the_next_above(run):
+def test_a_length_between_two_takes_the_next_above(run, recommend):
     assert "length 3000 (measured at 4096, the next above)" in recommend(run, 3000).conditions
 
 
-def test_nothing_meets_impossible_conditions(run):
+def test_nothing_meets_impossible_conditions(run, recommend):
     found = recommend(run, 4096, max_memory=1)
     assert found.answer == "Nothing that was measured meets the conditions."
     assert found.ranked.empty
@@ -77,7 +89,7 @@ def test_nothing_meets_impossible_conditions(run):
         ({"length": 256, "max_memory": "many"}, "memory must be a number of bytes"),
     ],
 )
-def test_what_cannot_be_answered_is_one_clear_line(run, arguments, message):
+def test_what_cannot_be_answered_is_one_clear_line(run, recommend, arguments, message):
     with pytest.raises(UserError) as caught:
         recommend(run, **arguments)
     assert message in str(caught.value)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from attnbench.analysis import load, read_table, tables, write_table, write_tables
+from attnbench.analysis.costs import speed
 from attnbench.analysis.files import TEXT
 
 from .synthetic import Synthetic, sweep
@@ -63,8 +64,8 @@ def test_only_equal_work_is_compared(loaded):
         run.add("speed", "strided", 0.5, length=64, batch=4, heads=8, round=number)
     found = tables(loaded(run))
     assert found["ratios"]["label"].tolist() == ["full"]
-    speed = found["speed"].set_index("label")
-    assert speed["tokens_per_second"].to_dict() == pytest.approx({"full": 256.0, "local": 640.0, "strided": 512.0})
+    timed = found["speed"].set_index("label")
+    assert timed["tokens_per_second"].to_dict() == pytest.approx({"full": 256.0, "local": 640.0, "strided": 512.0})
 
 
 def test_ratios_never_cross_machines(loaded):
@@ -88,9 +89,9 @@ def test_decoding_counts_one_token_a_step(loaded):
 def test_tiny_cells_are_marked_as_dominated_by_the_floor(loaded):
     run = Synthetic().speed({"full": (1e-6, 1.0)}, [64, 4096], noise=0.0, drift=1.0)
     run.add("floor", "full", 4e-5, length=4)
-    speed = tables(loaded(run))["speed"]
-    assert speed["floor"].tolist() == [4e-5, 4e-5]
-    assert speed["at_floor"].tolist() == [True, False]
+    timed = tables(loaded(run))["speed"]
+    assert timed["floor"].tolist() == [4e-5, 4e-5]
+    assert timed["at_floor"].tolist() == [True, False]
 
 
 def test_achieved_rate_and_its_share(loaded):
@@ -131,7 +132,7 @@ def test_every_outcome_appears_as_itself(loaded, status):
 )
 def test_csv_keeps_every_name(loaded, tmp_path, label):
     run = loaded(Synthetic(baseline=label).speed({label: (1e-6, 1.0), "other": (1e-6, 1.0)}, [64]))
-    table = tables(run)["speed"]
+    table = speed(run)
     back = read_table(write_table(table, tmp_path / "speed.csv"))
     assert back["label"].tolist() == table["label"].tolist() == [label, "other"]
     assert back["seconds"].tolist() == table["seconds"].tolist()

@@ -75,19 +75,21 @@ def test_a_run_gets_every_kind_of_plot(run, found):
         assert drawn(plot.draw()).startswith("<svg ")
 
 
-@pytest.mark.parametrize("kind", ONE_TABLE)
-@pytest.mark.parametrize("shape", ["empty", "single"])
-def test_nothing_or_a_single_point_is_fine(kind, shape, tmp_path):
+@pytest.fixture(scope="module", params=["empty", "single"])
+def sparse(request, tmp_path_factory):
     one = Synthetic()
-    if shape == "single":
+    if request.param == "single":
         one.add("speed", "full", 0.5, length=64)
-        one.add("memory", "full", 100.0, length=64)
-        one.add("operations", "full", 100.0, length=64)
-        one.add("state", "full", 100.0, length=64)
+        for quantity in ("memory", "operations", "state"):
+            one.add(quantity, "full", 100.0, length=64)
         one.trained("mqar", {"full": [0.5]}, {"constant": 0.1})
-    single = tables(load(one.write(tmp_path / "run")))
+    return tables(load(one.write(tmp_path_factory.mktemp("sparse") / "run")))
+
+
+@pytest.mark.parametrize("kind", ONE_TABLE)
+def test_nothing_or_a_single_point_is_fine(kind, sparse):
     draw, names = ONE_TABLE[kind]
-    drawn(draw(*(single[name] for name in names)))
+    drawn(draw(*(sparse[name] for name in names)))
 
 
 @pytest.mark.parametrize("quantity", ["speed", "memory", "operations"])

@@ -51,7 +51,10 @@ bench: $(STAMP)  ## every variant under pytest-benchmark, one after the other
 	@$(BIN)/python -m pytest tests/benchmarks --benchmark-autosave
 
 results: $(STAMP)  ## the reference results of results/cpu-2core, all of them anew (hours)
-	@$(BIN)/python -m attnbench.cli results results/cpu-2core
+	@$(BIN)/attnbench run quick --set 'quantities=["memory","operations"]' --out results/cpu-2core/quick-memory --fresh
+	@for spec in default decode aa mqar recall tasks-short; do \
+		$(BIN)/attnbench run $$spec --out results/cpu-2core/$$spec --jobs 2 --fresh || exit 1; \
+	done
 
 clean:  ## remove what the commands made, but for results
 	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .import_linter_cache

@@ -7,18 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from attnbench import registry
-
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-
-
-@pytest.fixture
-def _clean_registry():
-    before = dict(registry._variants)
-    yield
-    registry._variants.clear()
-    registry._variants.update(before)
 
 
 def test_the_api_reference_is_what_the_docstrings_say():
@@ -30,7 +20,7 @@ def test_the_api_reference_is_what_the_docstrings_say():
     )
 
 
-@pytest.mark.usefixtures("_clean_registry")
+@pytest.mark.usefixtures("own_registry")
 def test_the_code_in_the_readme_runs_and_its_variant_passes_the_kit(tmp_path, monkeypatch):
     from attnbench.conformance import check
 

@@ -7,20 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from attnbench import registry
-
 TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
 
 
-@pytest.fixture
-def _clean_registry():
-    before = dict(registry._variants)
-    yield
-    registry._variants.clear()
-    registry._variants.update(before)
-
-
-@pytest.mark.usefixtures("_clean_registry")
+@pytest.mark.usefixtures("own_registry")
 def test_every_block_of_the_tutorial_runs(tmp_path, monkeypatch, cli):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

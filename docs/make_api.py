@@ -32,6 +32,8 @@ def page() -> str:
 
 
 def _entry(name: str, value: object, seen: set[int]) -> list[str]:
+    if inspect.ismodule(value):  # a submodule that has been imported stands before the function of its name
+        value = getattr(value, name, value)
     if not (inspect.isclass(value) or inspect.isroutine(value)) or id(value) in seen:
         return []
     seen.add(id(value))

@@ -1,8 +1,9 @@
 """What the pages say is what the code does: the API reference, the README's code, and the links between pages."""
 
 import importlib
-import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,10 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 
 
 def test_the_api_reference_is_what_the_docstrings_say():
-    spec = importlib.util.spec_from_file_location("make_api", ROOT / "docs" / "make_api.py")
-    make_api = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(make_api)
-    assert (ROOT / "docs" / "api.md").read_text() == make_api.page(), (
-        "write it anew: python docs/make_api.py > docs/api.md"
-    )
+    # In a process of its own: what other tests have imported stands before functions of the same name.
+    script = [sys.executable, str(ROOT / "docs" / "make_api.py")]
+    page = subprocess.run(script, capture_output=True, text=True, check=True).stdout
+    assert (ROOT / "docs" / "api.md").read_text() == page, "write it anew: python docs/make_api.py > docs/api.md"
 
 
 @pytest.mark.usefixtures("own_registry")

@@ -1,4 +1,4 @@
-"""Writes docs/api.md from the docstrings of the public names: python docs/make_api.py > docs/api.md (a test holds it to it)."""
+"""Writes docs/api.md from the docstrings of the public names: python docs/make_api.py > docs/api.md."""
 
 from __future__ import annotations
 

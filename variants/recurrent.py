@@ -68,11 +68,11 @@ class Recurrent(Variant):
 
     def _run(self, v: Tensor, key_mask: Tensor | None, state: Any = None) -> tuple[Tensor, Any]:
         tokens = rearrange(v, "batch heads n width -> batch n (heads width)")
-        if key_mask is None:
-            out, state = self.rnn(tokens, state)
-        else:
-            out, state = self._packed(tokens, key_mask)
-        return rearrange(out, "batch n (heads width) -> batch heads n width", heads=self.heads), state
+        # In the parameters' type: a state that passes through thousands of steps is no place for autocast.
+        with torch.autocast(v.device.type, enabled=False):
+            tokens = tokens.to(self.rnn.weight_hh_l0.dtype)
+            out, state = self.rnn(tokens, state) if key_mask is None else self._packed(tokens, key_mask)
+        return rearrange(out, "batch n (heads width) -> batch heads n width", heads=self.heads).to(v.dtype), state
 
     def _packed(self, tokens: Tensor, key_mask: Tensor) -> tuple[Tensor, Any]:
         """Runs over the real tokens alone, moved to the front; and puts the outputs back in their places."""

@@ -97,3 +97,14 @@ def test_the_width_is_kept_in_both_directions():
 def test_a_wrong_option_is_one_clear_line(options, message):
     with pytest.raises(ValueError, match=message):
         build(**options)
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_leaves_the_recurrence_in_the_parameters_type(cell, dtype):
+    variant = build(cell=cell, causal=True).float()
+    v = draw(9).float()
+    with torch.autocast("cpu", dtype=dtype):
+        torch.testing.assert_close(variant(None, None, v), variant.reference(None, None, v), rtol=5e-2, atol=5e-2)
+        exact = variant(None, None, v)
+    assert torch.equal(exact, variant(None, None, v))

@@ -33,7 +33,7 @@ def test_quick_measures_the_named_eight_with_one_seed_and_says_so():
     assert spec.accuracy.seeds == [0]
     assert "one seed is one seed" in experiment_path("quick").read_text(encoding="utf-8").lower()
     assert not any(cell.refusals for cell in plan(spec).cells)
-    assert plan(spec).estimate < 360
+    assert plan(spec).estimate() < 360
 
 
 def test_aa_has_sixty_ratios_and_enough_rounds_for_their_intervals():
@@ -58,4 +58,4 @@ def test_mqar_trains_full_attention_on_five_seeds_beside_a_window_too_short():
 def test_a_default_sweep_reaches_16384():
     spec = load_spec("default")
     assert max(spec.lengths) == 16384
-    assert math.isfinite(plan(spec).estimate)
+    assert math.isfinite(plan(spec).estimate())

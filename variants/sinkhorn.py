@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from einops import einsum, rearrange
 from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from attnbench.capabilities import Growth, Supports
 from attnbench.contract import Variant
-from attnbench.kernels.resorted import resorted_attention
 from attnbench.registry import register
 
 TINY = 1e-30  # a total share below it stays as it is: its inverse would overflow in the backward pass
@@ -75,9 +74,16 @@ class Sinkhorn(Variant):
         real = self._real(key_mask, n, size, q)
         sorting = self.sorting(q, k, real)
         gain, filled = self._places(sorting, real, size)
-        own = self._own(real, size, q.device)
-        out, _ = resorted_attention(q, k, v, sorting, gain, own, None if filled is None else filled[..., None, :])
-        return rearrange(out, "b h blocks place d -> b h (blocks place) d")[:, :, :n]
+        mask = self._visible(self._own(real, size, q.device), filled, q)
+        k, v = (torch.cat([x, _mixed(x, sorting, gain)], dim=-2) for x in (k, v))
+        q, k, v = (rearrange(x, "b h blocks place d -> (b blocks) h place d") for x in (q, k, v))
+        if mask is None:
+            out = scaled_dot_product_attention(q, k, v)
+        else:
+            mask = rearrange(mask, "b h blocks place key -> (b blocks) h place key")
+            empty = ~mask.any(dim=-1, keepdim=True)  # a softmax over nothing is undefined
+            out = scaled_dot_product_attention(q, k, v, attn_mask=mask | empty).masked_fill(empty, 0)
+        return rearrange(out, "(b blocks) h place d -> b h (blocks place) d", b=sorting.shape[0])[:, :, :n]
 
     def sorting(self, q: Tensor, k: Tensor, real: Tensor | None) -> Tensor:
         """S (batch, heads, blocks, blocks), in float32 at least, of folded q and k; an empty block is nobody else's."""
@@ -111,9 +117,8 @@ class Sinkhorn(Variant):
         shares = shares if gain is None else shares * gain.to(q.dtype)[..., None, :]
         sorted_k = einsum(shares, k, "b h i j place, b h j place d -> b h i place d")
         scores = (q @ torch.cat([k, sorted_k], dim=-2).mT) * self.head_dim**-0.5
-        masks = [self._own(real, size, q.device), None if filled is None else filled[..., None, :]]
-        seen = [torch.ones_like(scores[..., :size], dtype=torch.bool) if mask is None else mask for mask in masks]
-        visible = torch.cat([mask.expand_as(scores[..., :size]) for mask in seen], dim=-1)
+        visible = self._visible(self._own(real, size, q.device), filled, q)
+        visible = torch.ones_like(scores, dtype=torch.bool) if visible is None else visible.expand_as(scores)
         some = visible.any(dim=-1, keepdim=True)
         weights = torch.where(some, scores.masked_fill(~visible & some, -torch.inf).softmax(dim=-1), 0)
         own, moved = weights.split(size, dim=-1)
@@ -143,6 +148,20 @@ class Sinkhorn(Variant):
         filled = mass > EMPTY
         return torch.where(filled, 1 / mass.masked_fill(~filled, 1), 0), filled
 
+    def _visible(self, own: Tensor | None, filled: Tensor | None, q: Tensor) -> Tensor | None:
+        """Which places of the own and of the sorted block a query of folded q sees; None: all of them.
+
+        bool, (batch, heads or 1, blocks, size or 1, 2 size).
+        """
+        if own is None and filled is None:
+            return None
+        batch, _, blocks, size, _ = q.shape
+        masks = [own, None if filled is None else filled[..., None, :]]
+        present = [x for x in masks if x is not None]
+        heads, rows = (max(x.shape[axis] for x in present) for axis in (1, 3))
+        every = q.new_ones(1, 1, 1, 1, size, dtype=torch.bool)
+        return torch.cat([(every if x is None else x).expand(batch, heads, blocks, rows, size) for x in masks], dim=-1)
+
     def _own(self, real: Tensor | None, size: int, device: torch.device) -> Tensor | None:
         """Which places of its own block a query sees: bool, broadcastable to (batch, heads, blocks, size, size); None: all."""
         own = None if real is None else real[:, None, :, None]
@@ -150,6 +169,13 @@ class Sinkhorn(Variant):
             return own
         below = torch.ones(1, 1, 1, size, size, dtype=torch.bool, device=device).tril()
         return below if own is None else own & below
+
+
+def _mixed(x: Tensor, sorting: Tensor, gain: Tensor | None) -> Tensor:
+    """What the sorting puts beside each block of x (batch, heads, blocks, place, d), place by place."""
+    with torch.autocast(x.device.type, enabled=False):  # sums over blocks are long
+        mixed = (sorting @ x.to(sorting.dtype).flatten(-2)).view_as(x)
+        return (mixed if gain is None else mixed * gain[..., None]).to(x.dtype)
 
 
 def _pooled(x: Tensor, real: Tensor | None) -> Tensor:

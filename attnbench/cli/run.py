@@ -40,7 +40,7 @@ def run(
     loaded = load_spec(spec, overrides=overrides)
     folder = out or Path("results") / loaded.name
     if dry_run:
-        _print_plan(loaded)
+        _print_plan(loaded, jobs)
         return
     from attnbench.sweep import run as run_sweep
 
@@ -59,7 +59,9 @@ def _finish(folder: Path, summary: Any, seconds: float) -> None:
     paths = write_report(folder, ("csv", "md", "png", "svg", "html"))
     print_run(folder)
     counts = ", ".join(f"{count} {status}" for status, count in summary.outcomes.items() if count)
-    typer.echo(f"\n{summary.measured} measured in {_duration(seconds)} ({counts})")
+    typer.echo(
+        f"\n{counts} of {sum(summary.outcomes.values())} cells; {summary.measured} measurements in {_duration(seconds)}"
+    )
     groups: dict[Path, list[str]] = {}
     for path in paths:
         groups.setdefault(path.parent, []).append(path.name)
@@ -87,7 +89,7 @@ def _overrides(pairs: list[str]) -> dict[str, Any]:
     return overrides
 
 
-def _print_plan(spec: Any) -> None:
+def _print_plan(spec: Any, jobs: int) -> None:
     from attnbench.cli.output import print_table
     from attnbench.sweep import plan as make_plan
 
@@ -101,7 +103,9 @@ def _print_plan(spec: Any) -> None:
     rows = [[label, *(counts.get((quantity, label), "") for quantity in quantities)] for label in labels]
     print_table(["label", *quantities], rows, right=quantities, title=f"plan of {spec.name}: cells")
     unsupported = [cell for cell in plan.cells if cell.refusals]
-    typer.echo(f"\n{len(plan.cells)} cells in {len(plan.groups)} comparison groups, about {_duration(plan.estimate)}")
+    typer.echo(
+        f"\n{len(plan.cells)} cells in {len(plan.groups)} comparison groups, about {_duration(plan.estimate(jobs))}"
+    )
     for line in dict.fromkeys(f"{cell.definition['label']}: {'; '.join(cell.refusals)}" for cell in unsupported):
         typer.echo(f"  unsupported: {line}")
 
@@ -146,7 +150,7 @@ class _Progress:
         now = time.monotonic()
         if now - self._printed >= 10 or done == total:
             self._printed = now
-            print(f"{done}/{total} cells  {left}  {current}", file=sys.stderr, flush=True)
+            print(f"{done}/{total} measurements  {left}  {current}", file=sys.stderr, flush=True)
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:

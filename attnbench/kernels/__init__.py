@@ -1,13 +1,8 @@
 """Attention over a block layout: one algorithm, shared by every variant whose queries see blocks of keys.
 
-    block_attention(q, k, v, mask=None, *, scale=None) -> (out, lse)
-        Softmax attention inside each block. q (..., n_q, d), k (..., n_k, d), v (..., n_k, e) with equal leading dimensions
-        (batch, heads, blocks, whatever there is); mask bool, broadcastable to (..., n_q, n_k), True = visible.
     sparse_attention(q, k, v, *, before, after, shift=0, band_mask=None, extra=None, extra_mask=None) -> (out, lse)
         Query i sees a band of keys round i + shift, read in place, and further keys listed for its tile. q, k, v
         (batch, heads, n, d).
-    merge((out, lse), (out, lse), ...) -> (out, lse)
-        Results over disjoint sets of keys, joined as if one softmax had run over their union.
     full_rows(q, k, v, key_mask=None) -> out
         Full attention, for the few queries of a sparse pattern that see everything.
     dense_softmax(q, k, visible, key_mask=None) -> weights
@@ -24,9 +19,7 @@ computes the pieces again. Each function is a custom operator with shapes for tr
 so that `torch.compile(fullgraph=True)`, `torch.export` and `torch.utils.flop_counter` see it.
 """
 
-from attnbench.kernels.blocks import block_attention
 from attnbench.kernels.dense import dense_softmax, full_rows
-from attnbench.kernels.merging import merge
 from attnbench.kernels.sparse import backend, sparse_attention
 
-__all__ = ["backend", "block_attention", "dense_softmax", "full_rows", "merge", "sparse_attention"]
+__all__ = ["backend", "dense_softmax", "full_rows", "sparse_attention"]

@@ -15,14 +15,11 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from attnbench.kernels.parts import Hidden
-from attnbench.kernels.pieces import Mask, accumulator, attend, attend_backward, bounded, transposed
+from attnbench.kernels.pieces import Mask, accumulator, attend, attend_backward, bounded, piece_scores, transposed
 
 __all__ = ["gathered_attention"]
 
-# Scores of a piece: less than a band's, since what is gathered needs room in the caches too; and never more than q takes.
-PIECE_BYTES = {"cpu": 2**21}
-DEVICE_BYTES = 2**27
-FEW = 2**12
+SHARE = 0.5  # of the budget for scores: what is gathered needs room in the caches too
 FILL = 0.75  # a piece takes in tiles down to this share of its width; the rest of the width is wasted work
 
 
@@ -111,7 +108,7 @@ def _slots(starts: list[int], stops: list[int], device: torch.device) -> tuple[T
 
 def _runs(tiles: Tensor, lists: tuple[int, int], x: Tensor) -> Iterator[_Run]:
     """Tiles (..., batch, heads, T, 4), cut and batched so that the padded scores of a run fit in the budget."""
-    room = min(PIECE_BYTES.get(x.device.type, DEVICE_BYTES) // accumulator(x.dtype).itemsize, max(x.numel(), FEW))
+    room = piece_scores(x, SHARE)
     batch, heads = tiles.shape[-4:-2]
     row = torch.arange(batch * heads, device=tiles.device).view(batch, heads, 1, 1)
     shifts = row * torch.tensor([lists[0], lists[0], lists[1], lists[1]], device=tiles.device)

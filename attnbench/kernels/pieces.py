@@ -26,11 +26,13 @@ __all__ = [
     "attend_backward",
     "bounded",
     "piece_bytes",
+    "piece_scores",
     "transposed",
     "unchanged_by_autocast",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
+FEW = 2**12  # scores that are always worth a piece
 LIMIT = 44.0  # e^44 summed over a million keys times large values is far from overflow, e^-44 times small ones from underflow
 
 
@@ -63,6 +65,14 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 def piece_bytes(device: torch.device) -> int:
     """How large the scores of one piece may be: on a CPU what its caches hold, elsewhere what keeps the device busy."""
     return 2**22 if device.type == "cpu" else 2**27
+
+
+def piece_scores(x: Tensor, share: float = 1.0) -> int:
+    """How many scores one piece may have beside inputs like x: a share of the budget, and never more than x has elements.
+
+    So the memory of a piece grows no faster than its inputs do. A share below 1 leaves room in the caches for what is gathered.
+    """
+    return min(int(share * piece_bytes(x.device)) // accumulator(x.dtype).itemsize, max(x.numel(), FEW))
 
 
 def unchanged_by_autocast(operator: F) -> F:

@@ -52,13 +52,18 @@ def environment(device: str = "cpu") -> dict[str, Any]:
 
 @contextmanager
 def pin_threads(number: int | None = None) -> Iterator[int]:
-    """torch computes with `number` threads (by default the usable cores) inside the block, and with as many as before after."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(usable_cores() if number is None else number)
+    """torch computes with `number` threads (by default the usable cores) inside the block, and with as many as before after.
+
+    Where it does so anyhow, nothing is set: setting the number it has already makes MKL start threads inside those of OpenMP.
+    """
+    before, wanted = torch.get_num_threads(), usable_cores() if number is None else number
+    if wanted != before:
+        torch.set_num_threads(wanted)
     try:
         yield torch.get_num_threads()
     finally:
-        torch.set_num_threads(before)
+        if wanted != before:
+            torch.set_num_threads(before)
 
 
 def usable_cores(root: Path = Path("/")) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from timeit import Timer
 from typing import Any
 
 import torch
-from torch.utils.benchmark import Timer
 
 from attnbench.measure.backends import watch_sdpa
 from attnbench.measure.build import build
@@ -15,7 +15,7 @@ from attnbench.measure.workload import Measurement, Workload
 
 __all__ = ["event_times", "measure_speed", "time_call", "wall_times"]
 
-BLOCK_SECONDS = 1e-3  # on an accelerator a sample spans at least this, so that an event's own resolution does not show
+BLOCK_SECONDS = 1e-3  # a sample spans at least this, so that the clock's own resolution does not show
 MOST_CALLS = 100_000
 
 
@@ -53,10 +53,11 @@ def time_call(call: Callable[[], Any], device: str, seconds: float) -> tuple[lis
 
 
 def wall_times(call: Callable[[], Any], seconds: float) -> tuple[list[float], int]:
-    """Samples by the wall clock, in blocks long enough that reading it costs nothing; the thread count is left as it is."""
-    timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads(), timer=time.perf_counter)
-    measured = timer.blocked_autorange(min_run_time=seconds)
-    return list(measured.times), measured.number_per_run
+    """Samples by the wall clock, in blocks long enough that reading it costs nothing; garbage is collected between them.
+
+    torch.utils.benchmark would set the thread count anew, and so measure another machine than its user has (`pin_threads`).
+    """
+    return _blocks(Timer(call, timer=time.perf_counter).timeit, seconds)
 
 
 def event_times(call: Callable[[], Any], seconds: float, runtime: Any) -> tuple[list[float], int]:
@@ -76,10 +77,16 @@ def event_times(call: Callable[[], Any], seconds: float, runtime: Any) -> tuple[
         end.synchronize()
         return start.elapsed_time(end) / 1e3  # events speak of milliseconds
 
-    calls = 1
-    while (taken := block(calls)) < BLOCK_SECONDS and calls < MOST_CALLS:
+    return _blocks(block, seconds)
+
+
+def _blocks(block: Callable[[int], float], seconds: float) -> tuple[list[float], int]:
+    """Samples of blocks whose seconds `block(calls)` tells, for at least `seconds` in all, and the calls of each."""
+    calls, taken = 1, block(1)
+    while taken < BLOCK_SECONDS and calls < MOST_CALLS:
         calls = min(MOST_CALLS, max(2 * calls, int(calls * BLOCK_SECONDS / max(taken, 1e-9))))
-    samples: list[float] = []
-    while not samples or sum(samples) * calls < seconds:
+        taken = block(calls)
+    samples = [taken / calls]
+    while sum(samples) * calls < seconds:
         samples.append(block(calls) / calls)
     return samples, calls

@@ -22,6 +22,7 @@ from attnbench.report.style import INK, PAPER, SOFT, Look, style
 from attnbench.report.units import readable
 
 __all__ = [
+    "cell_axes",
     "empty",
     "figure",
     "label_ends",
@@ -40,6 +41,24 @@ def figure(width: float, height: float) -> Figure:
     made = Figure(figsize=(width, height))
     FigureCanvasAgg(made)
     return made
+
+
+def cell_axes(rows: Sequence[str], columns: Sequence[str]) -> tuple[Figure, Axes]:
+    """A figure for a table of coloured cells, as large as its rows and columns need: names at the left and at the top."""
+    left, width, height = 0.35 + 0.075 * max(map(len, rows)), 0.72 * len(columns), 0.27 * len(rows)
+    made = figure(max(left + width + 0.3, 8.0), 1.35 + height)
+    box = left / made.get_figwidth(), 0.3 / made.get_figheight(), width / made.get_figwidth()
+    ax = made.add_axes((*box, height / made.get_figheight()))
+    ax.set_xlim(-0.5, len(columns) - 0.5)
+    ax.set_ylim(len(rows) - 0.5, -0.5)
+    ax.set_xticks(range(len(columns)), columns)
+    ax.set_yticks(range(len(rows)), rows)
+    ax.xaxis.tick_top()
+    ax.tick_params(length=0)
+    ax.grid(False)
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+    return made, ax
 
 
 def empty(message: str) -> Figure:

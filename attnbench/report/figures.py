@@ -115,7 +115,7 @@ def _scores(tables: Mapping[str, pd.DataFrame]) -> Iterator[Plot]:
                     spent,
                 )
         for name, part in slices.groupby("slice", sort=False):
-            if pd.to_numeric(part["slice_value"], errors="coerce").nunique() > 1:
+            if part["slice_value"].nunique() > 1:
                 yield _plot(f"slice-{name}", "Accuracy", words, f"accuracy by {name}", slices_plot, part)
         if len(curves):
             yield _plot("curves", "Accuracy", words, "learning curves", curves_plot, curves)
@@ -144,9 +144,16 @@ def _settings(table: pd.DataFrame, *others: pd.DataFrame) -> Iterator[tuple[Any,
 
 
 def _tasks(table: pd.DataFrame, *others: pd.DataFrame) -> Iterator[tuple[Any, ...]]:
-    for row in rows_of(table.drop_duplicates(_TASK)):
+    """(words, rows, rows of the other tables) of every task; the words name its options only where two tasks share a name."""
+    found = table.drop_duplicates(_TASK)
+    for row in rows_of(found):
         setting = {column: row[column] for column in _TASK}
-        yield task_name(row), _where(table, setting), *(_where(other, setting) for other in others)
+        alone = (found["task"] == row["task"]).sum() == 1
+        yield (
+            str(row["task"]) if alone else task_name(row),
+            _where(table, setting),
+            *(_where(other, setting) for other in others),
+        )
 
 
 def _word(column: str, value: Any) -> str:

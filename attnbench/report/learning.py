@@ -12,9 +12,9 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from attnbench.analysis.decision import task_name
 from attnbench.analysis.loading import rows_of
-from attnbench.report.canvas import empty, figure, label_ends, wrap
+from attnbench.report.canvas import cell_axes, empty, figure, label_ends, wrap
 from attnbench.report.growth import End
-from attnbench.report.style import look_of, style
+from attnbench.report.style import INK, PAPER, look_of, style
 
 __all__ = ["accuracy_length_plot", "curves_plot", "slices_plot"]
 
@@ -56,13 +56,30 @@ def accuracy_length_plot(accuracy: pd.DataFrame) -> Figure:
 
 
 def slices_plot(slices: pd.DataFrame) -> Figure:
-    """Score against what makes an item hard (a gap, pairs, depth), for one task and one slice. From the table `slices`."""
-    at = pd.to_numeric(slices["slice_value"], errors="coerce")
-    shown = slices.assign(at=at)[at.notna() & slices["value"].notna()]
+    """Score against what makes an item hard, for one task and one slice, from the table `slices`: lines over what can be
+    counted (a gap, pairs, depth), a table of cells over kinds (the classes of a byte)."""
+    shown = slices[slices["value"].notna()]
     if shown.empty:
         return empty("Scores by slice: none were recorded")
     name = _only(shown["slice"])
-    return _series(shown, "at", "value", f"Accuracy on {_task(shown)} by {name}", name)
+    title = f"Accuracy on {_task(shown)} by {name}"
+    at = pd.to_numeric(shown["slice_value"], errors="coerce")
+    return _cells(shown, title) if at.isna().any() else _series(shown.assign(at=at), "at", "value", title, name)
+
+
+def _cells(shown: pd.DataFrame, title: str) -> Figure:
+    table = shown.pivot_table(index="label", columns="slice_value", values="value", sort=False)
+    table = table.loc[table.mean(axis=1).sort_values(ascending=False, kind="stable").index]
+    with style():
+        made, ax = cell_axes([str(label) for label in table.index], [str(kind) for kind in table.columns])
+        values = table.to_numpy(dtype=float)
+        ax.imshow(values, cmap="Blues", vmin=0, vmax=1.25, aspect="auto")
+        for (row, column), value in np.ndenumerate(values):
+            if not np.isnan(value):
+                colour = PAPER if value > 0.8 else INK
+                ax.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7.5, color=colour)
+        wrap(made, title, "pooled over seeds; labels by their mean over the kinds")
+    return made
 
 
 def _series(shown: pd.DataFrame, x: str, y: str, title: str, xlabel: str) -> Figure:

@@ -15,7 +15,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLo
 
 from attnbench.analysis.accuracy import CONTROLS
 from attnbench.analysis.loading import rows_of
-from attnbench.report.canvas import empty, figure, label_ends, length_axis, wrap
+from attnbench.report.canvas import cell_axes, empty, figure, label_ends, length_axis, wrap
 from attnbench.report.growth import describe
 from attnbench.report.style import INK, PAPER, SOFT, look_of, style
 from attnbench.report.units import ratio_text
@@ -121,12 +121,7 @@ def heatmap_plot(ratios: pd.DataFrame, outcomes: pd.DataFrame | None = None) -> 
     table = table.reindex(index=labels, columns=lengths)
     values = np.log2(table.to_numpy(dtype=float))
     with style():
-        longest = max(len(label) for label in labels)
-        left, width = 0.35 + 0.075 * longest, 0.72 * len(lengths)
-        made = figure(max(left + width + 0.3, 8.0), 1.35 + 0.27 * len(labels))
-        height = made.get_figheight()
-        box = (left / made.get_figwidth(), 0.3 / height, width / made.get_figwidth(), 0.27 * len(labels) / height)
-        ax = made.add_axes(box)
+        made, ax = cell_axes(labels, [f"{length:g}" for length in lengths])
         bound = max(1.0, float(np.nanmax(np.abs(values))))
         ax.imshow(values, cmap=_WORSE_BETTER, vmin=-bound, vmax=bound, aspect="auto")
         ranked = np.where([[label in controls] for label in labels], np.nan, values)
@@ -142,13 +137,6 @@ def heatmap_plot(ratios: pd.DataFrame, outcomes: pd.DataFrame | None = None) -> 
                 ax.text(column, row, text, ha="center", va="center", fontsize=7.5, color=colour, weight=weight)
                 if at:
                     ax.add_patch(_frame(column, row))
-        ax.set_xticks(range(len(lengths)), [f"{length:g}" for length in lengths])
-        ax.set_yticks(range(len(labels)), labels)
-        ax.xaxis.tick_top()
-        ax.tick_params(length=0)
-        ax.grid(False)
-        for spine in ax.spines.values():
-            spine.set_visible(False)
         wrap(
             made,
             f"Speed-up over {_baseline(shown)} by length",

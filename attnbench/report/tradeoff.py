@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attnbench.analysis.accuracy import CONTROLS
+from attnbench.analysis.decision import task_name
 from attnbench.analysis.loading import rows_of
 from attnbench.report.canvas import empty, figure, label_points, mark_point, unit_axis, wrap
 from attnbench.report.growth import describe
@@ -157,9 +158,9 @@ def budget_plot(scores: pd.DataFrame, spent: str = "seconds") -> Figure:
     if good.empty:
         return empty(f"Accuracy over {spent}: no training recorded them")
     means = good.groupby(["label", "variant"], dropna=False, sort=False)[["value", spent]].mean().reset_index()
-    return _scatter(
-        means, spent, "value", {"seconds": "s", "operations": "flop"}[spent], f"Accuracy over {spent} of training", good
-    )
+    unit = {"seconds": "s", "operations": "flop"}[spent]
+    tasks = ", ".join(dict.fromkeys(task_name(row) for row in rows_of(good)))
+    return _scatter(means, spent, "value", unit, f"Accuracy over {spent} of training on {tasks}", good)
 
 
 def operating_plot(decisions: pd.DataFrame, length: int | None = None) -> Figure:

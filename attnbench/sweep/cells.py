@@ -105,9 +105,11 @@ class Plan:
     def cells(self) -> list[Cell]:
         return [cell for group in self.groups for cell in group.cells]
 
-    @property
-    def estimate(self) -> float:
-        """Seconds that the whole sweep may take, one cell after the other; an order of magnitude."""
+    def estimate(self, jobs: int = 1) -> float:
+        """Seconds that the whole sweep may take with so many trainings at a time; an order of magnitude."""
         return math.fsum(
-            cell.estimate * group.rounds for group in self.groups for cell in group.cells if not cell.refusals
+            cell.estimate * group.rounds / (1 if group.exclusive else jobs)
+            for group in self.groups
+            for cell in group.cells
+            if not cell.refusals
         )

@@ -1,4 +1,4 @@
-"""Every call in a process of its own: the sweep's end of the fork server."""
+"""Every call in a process of its own: the sweep's end of the fork servers."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ DIED = {"status": "error", "reason": "the fork server died, and this call with i
 
 
 class Isolation:
-    """Runs functions in processes of their own, from a fork server that is started when first needed. Thread-safe.
+    """Runs functions in processes of their own, from fork servers that are started when first needed. Thread-safe.
 
-    Used as a context manager; on leaving, the server and whatever it still runs are killed.
+    Used as a context manager; on leaving, the servers and whatever they still run are killed. There is a server for each
+    number of threads: OpenMP and MKL are born with it, since torch.set_num_threads slows down what runs small matrix products
+    side by side, as fused attention does (by half and more), and users time without it.
     """
 
     def __init__(self) -> None:
         self._ids = itertools.count()
         self._lock = threading.Lock()
-        self._server: _Connection | None = None
+        self._servers: dict[int, _Connection] = {}  # by number of threads
         self._closed = False
 
     def __enter__(self) -> Isolation:
@@ -50,12 +52,12 @@ class Isolation:
         with self._lock:
             if self._closed:
                 return DIED
-            if self._server is not None and not self._server.alive:
-                self._server.close()
-                self._server = None
-            if self._server is None:
-                self._server = _Connection()
-            server, number = self._server, next(self._ids)
+            server = self._servers.get(threads)
+            if server is not None and not server.alive:
+                server.close()
+            if server is None or not server.alive:
+                server = self._servers[threads] = _Connection(threads)
+            number = next(self._ids)
             answer = server.send(
                 number, {"target": target, "payload": payload, "seconds": seconds, "memory": memory, "threads": threads}
             )
@@ -65,21 +67,24 @@ class Isolation:
         return {**conclude(reply, seconds), "elapsed": reply["elapsed"]}
 
     def close(self) -> None:
-        """Ends the server, and every call that still runs or is yet to come."""
+        """Ends the servers, and every call that still runs or is yet to come."""
         with self._lock:
             self._closed = True
-            if self._server is not None:
-                self._server.close()
-                self._server = None
+            while self._servers:
+                self._servers.popitem()[1].close()
 
 
 class _Connection:
     """One fork server, and a thread that hands its replies to those who wait for them."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int) -> None:
         self._channel, theirs = socket.socketpair()
-        # The server must find what this process can import. Threads that numpy's BLAS starts on import do not survive a fork.
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"}
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),  # the server must find what this process can import
+            "OPENBLAS_NUM_THREADS": "1",  # threads that numpy's BLAS starts on import do not survive a fork
+            "OMP_NUM_THREADS": str(threads),
+            "MKL_NUM_THREADS": str(threads),
+        }
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "attnbench.sweep.forkserver", str(theirs.fileno())],

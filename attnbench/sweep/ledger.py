@@ -109,5 +109,6 @@ class Ledger:
         return record["cell"] not in self._cells and record["cell"] in self.outcomes
 
     def counts(self) -> dict[str, int]:
-        """How many cells ended in each status."""
-        return dict(Counter(self.outcomes.values()).most_common())
+        """How many cells of the plan ended in each status."""
+        ended = (self.outcomes[identity] for identity in self._cells if identity in self.outcomes)
+        return dict(Counter(ended).most_common())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -91,7 +90,7 @@ class _Sweep:
         self.session = uuid.uuid4().hex[:12]
         self.measured = 0
         self._jobs = jobs
-        self._meter = _Meter(self.ledger, progress)
+        self._meter = _Meter(self.ledger, jobs, progress)
 
     def turns(self) -> Iterator[Turn]:
         """The turns of the plan in order; many may have nothing left to measure."""
@@ -150,24 +149,29 @@ class _Sweep:
 
 
 class _Meter:
-    """Measurements done and left, and the time that they will take, by the pace so far."""
+    """Measurements done and left, and the time that they will take, by the pace of each quantity so far."""
 
-    def __init__(self, ledger: Ledger, progress: Progress | None) -> None:
+    def __init__(self, ledger: Ledger, jobs: int, progress: Progress | None) -> None:
         self._progress = progress
         self._ledger = ledger
-        self._left = {(cell.id, turn.round): cell for turn in ledger.turns() for cell in ledger.left(turn)}
+        self._jobs = jobs
+        self._left = {
+            (cell.id, turn.round): (cell, turn.group) for turn in ledger.turns() for cell in ledger.left(turn)
+        }
         self._total = sum(len(turn.group.cells) for turn in ledger.turns())
-        self._began = time.monotonic()
-        self._estimated = 0.0
+        self._took: dict[str, list[float]] = {}  # by quantity: seconds measured, seconds estimated
         self._current = "starting"
         self.show(self._current)
 
     def advance(self, record: Mapping[str, Any]) -> None:
         key = (record["cell"], record["round"])
-        cell = self._left.pop(key, None)
-        if cell is None:
+        if key not in self._left:
             return
-        self._estimated += cell.estimate
+        cell, _ = self._left.pop(key)
+        if record.get("elapsed"):
+            took = self._took.setdefault(record["quantity"], [0.0, 0.0])
+            took[0] += record["elapsed"]
+            took[1] += cell.estimate
         if record["status"] != "ok":  # later rounds will not take place
             for other in [other for other in self._left if other[0] == key[0]]:
                 del self._left[other]
@@ -179,7 +183,11 @@ class _Meter:
             self._progress(self._total - len(self._left), self._total, self._eta(), current)
 
     def _eta(self) -> float | None:
-        if self._estimated == 0:
+        if not self._took:
             return None
-        pace = (time.monotonic() - self._began) / self._estimated
-        return pace * sum(cell.estimate for cell in self._left.values())
+        seconds = 0.0
+        for cell, group in self._left.values():
+            took, estimated = self._took.get(cell.columns["quantity"], (1.0, 1.0))
+            pace = took / estimated if estimated else 1.0
+            seconds += pace * cell.estimate / (1 if group.exclusive else self._jobs)
+        return seconds

@@ -141,7 +141,8 @@ class Task:
     """The base class of every task; a subclass takes its own keyword options and builds its splits.
 
     Class attributes: `name`; `answer` (label | tokens | sequence); `causal`, which patterns it allows, in order of
-    preference; `metric` and `unit` ("accuracy", "fraction"), `higher_is_better`. Instance attributes, set in
+    preference; `metric` and `unit` ("accuracy", "fraction"), `higher_is_better`; `slice_names`, what the
+    numbers of a slice stand for, where they are kinds and no quantity. Instance attributes, set in
     __init__: `length` (longest input), `output_length` (longest answer of a sequence task), `vocab` (input tokens, 0
     is padding), `classes`, `start` (the first decoder token of a sequence task).
     """
@@ -152,6 +153,7 @@ class Task:
     metric: ClassVar[str] = "accuracy"
     unit: ClassVar[str] = "fraction"
     higher_is_better: ClassVar[bool] = True
+    slice_names: ClassVar[Mapping[str, Sequence[str]]] = {}
 
     length: int
     vocab: int
@@ -218,10 +220,10 @@ class Task:
         by_slice = {}
         for name, values in batch.slices.items():
             shaped = values if values.shape == hit.shape else values.unsqueeze(-1).expand_as(hit)
-            rows = {}
+            rows, names = {}, self.slice_names.get(name)
             for value in shaped[counted].unique().tolist():
                 here = counted & (shaped == value)
-                rows[str(value)] = (float(hit[here].sum()), int(here.sum()))
+                rows[names[value] if names else str(value)] = (float(hit[here].sum()), int(here.sum()))
             by_slice[name] = rows
         return Score(float(hit.sum()), int(counted.sum()), by_slice)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import keyword
 import tokenize
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ class CodeTokens(Corpus):
     operator. An f-string is string from its prefix to its closing quote, expressions in it included, on every version
     of Python. A quote far away decides whether a word is code or text, which no look at its neighbours tells.
 
-    Slice: `class`, the number of the true class. Baselines: `constant`; `byte alone`, the class most common for the
+    Slice: `class`, the true class. Baselines: `constant`; `byte alone`, the class most common for the
     byte in train; `byte and neighbours`, the same for a byte with the one before and the one after.
 
     Args:
@@ -42,6 +42,7 @@ class CodeTokens(Corpus):
 
     causal = (False, True)
     classes = len(CLASSES)
+    slice_names: ClassVar = {"class": CLASSES}
 
     def __init__(self, *, length: int = 256, train: int = 8_000, validation: int = 500, test: int = 1_000) -> None:
         super().__init__(length=length, train=train, validation=validation, test=test)

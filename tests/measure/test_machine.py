@@ -39,6 +39,15 @@ def test_threads_are_pinned_and_restored_even_after_an_error():
     assert torch.get_num_threads() == before
 
 
+def test_the_number_that_torch_has_already_is_not_set_again(monkeypatch):
+    def refuse(number: int) -> None:
+        raise AssertionError(f"set to {number}")
+
+    monkeypatch.setattr(torch, "set_num_threads", refuse)
+    with pin_threads(torch.get_num_threads()):
+        pass
+
+
 def write(root: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)

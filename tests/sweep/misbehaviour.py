@@ -28,6 +28,7 @@ def threads(_: Any) -> dict[str, Any]:
     return {
         "status": "ok",
         "server": server,
+        "own": torch.get_num_threads(),
         "variants": "variants" in sys.modules,
         "cuda": torch.cuda.is_initialized(),
     }

@@ -176,3 +176,10 @@ def test_nothing_outlives_a_sweep_that_is_ended(tmp_path, how):
     sweep.send_signal(how)
     sweep.wait(timeout=60)
     assert all(gone(pid) for pid in pids)
+
+
+def test_a_process_is_born_with_its_number_of_threads_so_that_nothing_need_be_set(isolation, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    for wanted in (1, 2, 1):
+        found = isolation.call(f"{HERE}:threads", None, seconds=30, threads=wanted)
+        assert found["own"] == wanted

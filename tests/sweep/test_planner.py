@@ -80,7 +80,7 @@ def test_refusals_are_planned_with_all_their_reasons():
     assert "fine does not decode token by token" in by_label["fine"]
     assert any("causal" in reason for reason in by_label["fine"])
     assert len(by_label["causal-only"]) >= 1
-    assert plan(parse_spec(BASE)).estimate > 0
+    assert plan(parse_spec(BASE)).estimate() > 0
 
 
 def test_planning_constructs_nothing(monkeypatch):

@@ -5,9 +5,9 @@ Names load lazily (PEP 562), so that a report can be made on a machine without t
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from attnbench._lazy import lazy
 from attnbench._version import __version__
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ _HOMES = {
     "attnbench.backbone": ("MultiHeadAttention", "Transformer"),
     "attnbench.tasks": ("create_task", "list_tasks", "register_task"),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Growth",
@@ -53,14 +52,7 @@ __all__ = [
     "variant_info",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module 'attnbench' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -60,6 +60,7 @@ class Supports:
     exact_when: options under which the variant must equal full attention; the string "n" stands for the length. None: never.
     small: options that show the variant's structure at lengths of a few dozen, which the conformance kit uses.
     compiles: `torch.compile(fullgraph=True)` works; else `notes` says why.
+    uses: names of other variants that it composes; their source counts as its own.
     notes: one line each, for readers: deviations and limits.
     """
 
@@ -82,6 +83,7 @@ class Supports:
     exact_when: Mapping[str, Any] | None = None
     small: Mapping[str, Any] = field(default_factory=dict)
     compiles: bool = True
+    uses: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -38,7 +38,7 @@ class VariantInfo:
     """A registered variant, described without constructing it.
 
     name, summary (first line of its docstring), origin (module and line), supports (under the options asked for),
-    options (its own and the common ones, with defaults), code (a hash of the source file that defines it).
+    options (its own and the common ones, with defaults), code (a hash of the source that defines it).
     """
 
     name: str
@@ -96,13 +96,14 @@ def variant_info(name: str, **options: Any) -> VariantInfo:
     """
     cls = _find(name)
     resolved = resolve_options(cls, options)
+    supports = cls.supports_for(resolved)
     return VariantInfo(
         name=name,
         summary=(inspect.getdoc(cls) or "").partition("\n")[0],
         origin=_origin(cls),
-        supports=cls.supports_for(resolved),
+        supports=supports,
         options=resolved,
-        code=source_hash(cls),
+        code=source_hash(cls, *(_find(used) for used in supports.uses)),
         cls=cls,
     )
 
@@ -123,10 +124,10 @@ def plugin_failures() -> dict[str, str]:
     return dict(_failures)
 
 
-def source_hash(cls: type) -> str:
-    """A short hash of the source that defines a class and of the attnbench kernels behind it."""
+def source_hash(cls: type, *used: type) -> str:
+    """A short hash of the source that defines a class, of the attnbench kernels behind it, and of the classes that it uses."""
     digest = hashlib.sha256()
-    for name in sorted(_modules_behind(cls.__module__)):
+    for name in sorted(set().union(*(_modules_behind(each.__module__) for each in (cls, *used)))):
         try:
             digest.update(inspect.getsource(sys.modules[name]).encode())
         except (OSError, TypeError, KeyError):  # defined interactively: the class itself is all there is

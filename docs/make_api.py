@@ -49,7 +49,7 @@ def _signature(name: str, value: object) -> str:
     except (TypeError, ValueError):
         return name
     text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)  # annotations are strings here; defaults keep their quotes
-    text = re.sub(r"<(?:function|object|class)[^>]*>", "...", text)
+    text = re.sub(r"<(?:function|object|class) .*? at 0x[0-9a-f]+>", "...", text)
     return f"{'class ' if inspect.isclass(value) else ''}{name}{text}"
 
 

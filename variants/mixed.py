@@ -42,6 +42,7 @@ def supports(options: Mapping[str, Any]) -> Supports:
             "member_options": {name: dict(s.small) | own.get(name, {}) for name, s in every.items()},
         },
         compiles=all(member.compiles for member in members),
+        uses=tuple(every),
         notes=tuple(f"{name}: {note}" for name, member in every.items() for note in member.notes),
     )
 

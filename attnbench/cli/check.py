@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from attnbench.cli.output import console, print_json
+from attnbench.cli.pairs import parse_pairs
 from attnbench.errors import UserError
 
 
@@ -26,7 +26,9 @@ def check(
     out = console()
     reports = []
     for name in _matching(names):
-        report = check_variant(name, _options(option or []), device=device, only=only.split(",") if only else None)
+        report = check_variant(
+            name, parse_pairs(option, "--option"), device=device, only=only.split(",") if only else None
+        )
         reports.append(report)
         if as_json:
             continue
@@ -55,16 +57,3 @@ def _matching(names: list[str]) -> list[str]:
             raise UserError(f"no variant matches {name!r}; valid variants: {', '.join(list_variants())}")
         found += [match for match in matches if match not in found]
     return found
-
-
-def _options(pairs: list[str]) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    for pair in pairs:
-        key, sign, text = pair.partition("=")
-        if not sign:
-            raise UserError(f"--option takes KEY=VALUE, received {pair!r}")
-        try:
-            options[key] = ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            options[key] = text  # a bare word is a string
-    return options

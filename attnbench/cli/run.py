@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import sys
 import time
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from attnbench.errors import UserError
+from attnbench.cli.pairs import parse_pairs
 
 
 def run(
@@ -32,7 +31,7 @@ def run(
     """Run a sweep, or go on with it; then write its tables, plots and page."""
     from attnbench.sweep.spec import load_spec
 
-    overrides = _overrides(set_ or [])
+    overrides = parse_pairs(set_, "--set")
     if device:
         overrides["devices"] = [device]
     if variants:
@@ -71,22 +70,6 @@ def _finish(folder: Path, summary: Any, seconds: float) -> None:
         if path.suffix == ".png":
             typer.echo(f"  {path}")
     typer.echo(f"  open {folder / 'report.html'}")
-
-
-def _overrides(pairs: list[str]) -> dict[str, Any]:
-    overrides: dict[str, Any] = {}
-    for pair in pairs:
-        key, sign, text = pair.partition("=")
-        if not sign or not key:
-            raise UserError(f"--set takes KEY=VALUE, such as model.depth=4; received {pair!r}")
-        try:
-            overrides[key] = {"true": True, "false": False}[text]
-        except KeyError:
-            try:
-                overrides[key] = ast.literal_eval(text)
-            except (ValueError, SyntaxError):
-                overrides[key] = text  # a bare word is a string
-    return overrides
 
 
 def _print_plan(spec: Any, jobs: int) -> None:

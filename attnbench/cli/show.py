@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from attnbench.cli.check import _options as parse_options
 from attnbench.cli.output import console, print_table
+from attnbench.cli.pairs import parse_pairs
 from attnbench.errors import UserError
 
 
@@ -24,6 +24,7 @@ def show(
 ) -> None:
     """Describe a variant: its docstring, its capabilities, and a picture of who sees whom."""
     from attnbench.registry import list_variants, variant_info
+    from attnbench.sweep.patterns import structural
 
     if picture is not None and picture.suffix not in (".png", ".svg"):
         raise UserError(f"--picture takes a file that ends in .png or .svg, received {str(picture)!r}")
@@ -32,7 +33,7 @@ def show(
             raise UserError(f"a pattern such as {name!r} needs --picture FILE, where the gallery is drawn")
         _gallery(list_variants(name), length, picture)
         return
-    given = parse_options(option or [])
+    given = parse_pairs(option, "--option")
     info = variant_info(name, **given)
     out = console()
     out.print(f"{name}: {inspect.getdoc(info.cls) or 'no docstring'}\n")
@@ -42,8 +43,7 @@ def show(
     for note in info.supports.notes:
         out.print(f"note: {note}")
     typer.echo("")
-    # At a few dozen positions a default window or block would cover everything: the small options show the structure.
-    shown = dict(info.supports.small) | given
+    shown = structural(info.supports, given)
     matrix = pattern(name, length, causal=causal, options=shown)
     if picture is None:
         _print_pattern(matrix, shown)
@@ -53,14 +53,13 @@ def show(
 
 def _gallery(names: list[str], length: int, picture: Path) -> None:
     from attnbench.registry import variant_info
+    from attnbench.sweep.patterns import forms, structural
 
     patterns = {}
     for name in names:
         supports = variant_info(name).supports
-        if supports.bidirectional:
-            patterns[name] = pattern(name, length, options=dict(supports.small))
-        if supports.causal:
-            patterns[f"{name} causal"] = pattern(name, length, causal=True, options=dict(supports.small))
+        for suffix, causal in forms(supports):
+            patterns[name + suffix] = pattern(name, length, causal=causal, options=structural(supports, {}))
     _save(patterns, picture)
 
 

@@ -5,11 +5,12 @@ Names load lazily (`pattern` from its own module alone), so that describing a wo
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from attnbench._lazy import lazy
 
 if TYPE_CHECKING:
-    from attnbench.measure.build import build
+    from attnbench.measure.bench import build
     from attnbench.measure.compilation import measure_compile
     from attnbench.measure.machine import environment, pin_threads, usable_cores
     from attnbench.measure.memory import measure_memory, measure_resident
@@ -22,19 +23,18 @@ if TYPE_CHECKING:
     from attnbench.measure.workload import Measurement, Workload, refusals
 
 _HOMES = {
-    "build": ("build",),
-    "compilation": ("measure_compile",),
-    "machine": ("environment", "pin_threads", "usable_cores"),
-    "memory": ("measure_memory", "measure_resident"),
-    "operations": ("measure_operations",),
-    "rate": ("measure_floor", "measure_rate"),
-    "recipe": ("Recipe",),
-    "speed": ("measure_speed",),
-    "state": ("measure_state",),
-    "training": ("Training", "train"),
-    "workload": ("Measurement", "Workload", "refusals"),
+    "attnbench.measure.bench": ("build",),
+    "attnbench.measure.compilation": ("measure_compile",),
+    "attnbench.measure.machine": ("environment", "pin_threads", "usable_cores"),
+    "attnbench.measure.memory": ("measure_memory", "measure_resident"),
+    "attnbench.measure.operations": ("measure_operations",),
+    "attnbench.measure.rate": ("measure_floor", "measure_rate"),
+    "attnbench.measure.recipe": ("Recipe",),
+    "attnbench.measure.speed": ("measure_speed",),
+    "attnbench.measure.state": ("measure_state",),
+    "attnbench.measure.training": ("Training", "train"),
+    "attnbench.measure.workload": ("Measurement", "Workload", "refusals"),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Measurement",
@@ -57,14 +57,7 @@ __all__ = [
     "usable_cores",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module 'attnbench.measure' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"attnbench.measure.{home}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

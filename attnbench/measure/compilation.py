@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from attnbench.contract import Unsupported
-from attnbench.measure.build import build
+from attnbench.measure.bench import build
 from attnbench.measure.workload import Measurement, Workload
 from attnbench.registry import variant_info
 

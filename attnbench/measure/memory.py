@@ -17,7 +17,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from attnbench.contract import Unsupported
-from attnbench.measure.build import build
+from attnbench.measure.bench import build
 from attnbench.measure.workload import Measurement, Workload
 
 __all__ = ["Peak", "measure_memory", "measure_resident", "peak_bytes"]

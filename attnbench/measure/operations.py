@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from attnbench.measure.build import build
+from attnbench.measure.bench import build
 from attnbench.measure.workload import Measurement, Workload
 
 __all__ = ["FORMULAS", "count_operations", "measure_operations"]
@@ -55,16 +55,16 @@ class _Elements(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.written = 0
+        self._others = _WRITE_NOTHING | flop_registry.keys() | FORMULAS.keys()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if not (func.is_view or func.overloadpacket in _WRITE_NOTHING | flop_registry.keys() | FORMULAS.keys()):
+        if not (func.is_view or func.overloadpacket in self._others):
             self.written += sum(leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, Tensor))
         return out
 
 
-# -- formulas that torch lacks: its counter gives fused attention on a CPU, and Fourier transforms, as 0
-# ---------------------
+# Formulas that torch lacks: its counter gives fused attention on a CPU, and Fourier transforms, as 0.
 
 
 def _attention_forward(q: Any, k: Any, v: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:

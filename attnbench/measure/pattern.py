@@ -11,10 +11,10 @@ from einops import rearrange, repeat
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attnbench.measure.build import attention_inputs
+from attnbench.measure.bench import attention_inputs
 from attnbench.measure.workload import Workload
 
-__all__ = ["path_length", "pattern", "reach"]
+__all__ = ["pattern"]
 
 Matrix = NDArray[np.float64]
 
@@ -78,26 +78,3 @@ def _jacobian(module: Any, q: Tensor | None, k: Tensor | None, v: Tensor, stream
         norms = torch.stack(channels).square().sum(dim=(0, 3)).sqrt()  # (kv_heads, n)
         rows.append(norms.mean(dim=0))
     return torch.stack(rows)
-
-
-def reach(matrix: Matrix, layers: int, *, threshold: float = 1e-6) -> NDArray[np.bool_]:
-    """Which positions information can have come from after a number of layers, each mixing as `matrix` says.
-
-    Row i is True at j where a path of at most `layers` steps leads from j to i; residual connections make the step to
-    oneself.
-    """
-    steps = (np.abs(matrix) > threshold) | np.eye(len(matrix), dtype=bool)
-    reached = np.eye(len(matrix), dtype=bool)
-    for _ in range(layers):
-        reached = (steps.astype(np.float32) @ reached.astype(np.float32)) > 0
-    return reached
-
-
-def path_length(matrix: Matrix, *, threshold: float = 1e-6) -> int:
-    """The longest of the shortest paths between positions, in layers: after so many nothing more is reached."""
-    layers, reached = 0, reach(matrix, 0)
-    while True:
-        further = reach(matrix, layers + 1, threshold=threshold)
-        if (further == reached).all():
-            return layers
-        layers, reached = layers + 1, further

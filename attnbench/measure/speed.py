@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from attnbench.measure.backends import watch_sdpa
-from attnbench.measure.build import build
+from attnbench.measure.bench import build
 from attnbench.measure.workload import Measurement, Workload
 
 __all__ = ["event_times", "measure_speed", "time_call", "wall_times"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from attnbench.contract import state_bytes
-from attnbench.measure.build import build
+from attnbench.measure.bench import build
 from attnbench.measure.workload import Measurement, Workload
 
 __all__ = ["measure_state"]

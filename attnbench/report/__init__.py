@@ -9,12 +9,12 @@ from attnbench.report.compared import comparison_plot
 from attnbench.report.figures import Plot, figures
 from attnbench.report.gallery import gallery_plot
 from attnbench.report.growth import memory_plot, operations_plot, state_plot, time_plot
-from attnbench.report.learning import accuracy_length_plot, curves_plot, slices_plot
+from attnbench.report.learning import accuracy_length_plot, budget_plot, curves_plot, slices_plot
 from attnbench.report.markdown import markdown_table
 from attnbench.report.speedup import heatmap_plot, speedup_plot
 from attnbench.report.style import look_of
 from attnbench.report.summary import summary
-from attnbench.report.tradeoff import bubble_plot, budget_plot, memory_speed_plot, operating_plot
+from attnbench.report.tradeoff import bubble_plot, memory_speed_plot, operating_plot
 from attnbench.report.write import FORMATS, write_report
 
 __all__ = [

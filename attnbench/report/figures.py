@@ -16,9 +16,9 @@ from attnbench.analysis.loading import WORK, Run, rows_of
 from attnbench.report.accuracy import accuracy_plot
 from attnbench.report.gallery import gallery_plot
 from attnbench.report.growth import memory_plot, operations_plot, state_plot, time_plot
-from attnbench.report.learning import accuracy_length_plot, curves_plot, slices_plot
+from attnbench.report.learning import accuracy_length_plot, budget_plot, curves_plot, slices_plot
 from attnbench.report.speedup import heatmap_plot, speedup_plot
-from attnbench.report.tradeoff import bubble_plot, budget_plot, memory_speed_plot, operating_plot
+from attnbench.report.tradeoff import bubble_plot, memory_speed_plot, operating_plot
 
 __all__ = ["Plot", "figures"]
 
@@ -102,18 +102,11 @@ def _scores(tables: Mapping[str, pd.DataFrame]) -> Iterator[Plot]:
                 _one_option(part),
             )
     tasks = list(_tasks(tables["scores"], tables["curves"], tables["slices"]))
-    for place, (words, scores, curves, slices) in enumerate(tasks):
+    for place, (words, _, curves, slices) in enumerate(tasks):
         for spent in ("seconds", "operations") if place == 0 else ():
-            if scores[spent].notna().any():
-                yield _plot(
-                    f"budget-{spent}",
-                    "Accuracy",
-                    words,
-                    f"accuracy over {spent} of training",
-                    budget_plot,
-                    scores,
-                    spent,
-                )
+            if (curves[spent] > 0).any():
+                shows = f"accuracy over {spent} of training"
+                yield _plot(f"budget-{spent}", "Accuracy", words, shows, budget_plot, curves, spent)
         for name, part in slices.groupby("slice", sort=False):
             if part["slice_value"].nunique() > 1:
                 yield _plot(f"slice-{name}", "Accuracy", words, f"accuracy by {name}", slices_plot, part)

@@ -12,18 +12,29 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from attnbench.analysis.decision import task_name
 from attnbench.analysis.loading import rows_of
-from attnbench.report.canvas import cell_axes, empty, figure, label_ends, wrap
+from attnbench.report.canvas import cell_axes, empty, figure, label_ends, unit_axis, wrap
 from attnbench.report.growth import End
 from attnbench.report.style import INK, PAPER, look_of, style
 
-__all__ = ["accuracy_length_plot", "curves_plot", "slices_plot"]
+__all__ = ["accuracy_length_plot", "budget_plot", "curves_plot", "slices_plot"]
 
 
 def curves_plot(curves: pd.DataFrame) -> Figure:
     """Validation score against step for one task: median over seeds, every seed faint. From the table `curves`."""
-    shown = curves[curves["validation"].notna() & curves["step"].notna()]
+    return _learning(curves, "step", "training step", "Learning curves on")
+
+
+def budget_plot(curves: pd.DataFrame, spent: str = "seconds") -> Figure:
+    """Validation score against what was spent on training, `seconds` or `operations`, for one task: how much a budget buys with
+    each label. Median over seeds, every seed faint. From the table `curves`."""
+    words = {"seconds": "seconds of training (evaluation apart)", "operations": "operations of training"}[spent]
+    return _learning(curves, spent, words, f"Accuracy over {spent} on")
+
+
+def _learning(curves: pd.DataFrame, over: str, xlabel: str, title: str) -> Figure:
+    shown = curves[curves["validation"].notna() & (curves[over] > 0)]
     if shown.empty:
-        return empty("Learning curves: none were recorded")
+        return empty(f"{title.removesuffix(' on')}: none were recorded")
     with style():
         made, ax = _canvas(shown["label"].nunique())
         ends = []
@@ -31,16 +42,18 @@ def curves_plot(curves: pd.DataFrame) -> Figure:
             look = look_of(str(label))
             for _, seed in part.groupby("seed", dropna=False):
                 seed = seed.sort_values("step")
-                ax.plot(seed["step"], seed["validation"].astype(float), color=look.colour, linewidth=0.7, alpha=0.3)
-            middle = part.astype({"validation": float}).groupby("step")["validation"].median()
-            ax.plot(middle.index, middle.to_numpy(), color=look.colour, dashes=look.dashes or (None, None))
-            ends.append(
-                (float(middle.index[-1]), float(middle.iloc[-1]), f"{label}  {middle.iloc[-1]:.3g}", look.colour)
-            )
-        ax.set_xlabel("training step")
+                ax.plot(seed[over], seed["validation"].astype(float), color=look.colour, linewidth=0.7, alpha=0.3)
+            steps = part.astype({"validation": float, over: float}).groupby("step")
+            at, middle = steps[over].median().to_numpy(), steps["validation"].median().to_numpy()
+            ax.plot(at, middle, color=look.colour, dashes=look.dashes or (None, None))
+            ends.append((float(at[-1]), float(middle[-1]), f"{label}  {middle[-1]:.3g}", look.colour))
+        if over != "step":
+            ax.set_xscale("log")
+            unit_axis(ax, {"seconds": "s", "operations": "flop"}[over], axis="x")
+        ax.set_xlabel(xlabel)
         ax.set_ylabel(f"validation {_only(shown['metric'])}")
         label_ends(ax, ends, title="label, at the end")
-        wrap(made, f"Learning curves on {_task(shown)}", "median over seeds; each seed faint")
+        wrap(made, f"{title} {_task(shown)}", "median over seeds; each seed faint")
     return made
 
 

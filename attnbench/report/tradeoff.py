@@ -10,14 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attnbench.analysis.accuracy import CONTROLS
-from attnbench.analysis.decision import task_name
 from attnbench.analysis.loading import rows_of
 from attnbench.report.canvas import empty, figure, label_points, mark_point, unit_axis, wrap
 from attnbench.report.growth import describe
 from attnbench.report.style import INK, SOFT, look_of, style
 from attnbench.report.units import readable
 
-__all__ = ["bubble_plot", "budget_plot", "memory_speed_plot", "operating_plot", "pareto"]
+__all__ = ["bubble_plot", "memory_speed_plot", "operating_plot", "pareto"]
 
 
 def pareto(x: Sequence[float], y: Sequence[float]) -> list[int]:
@@ -152,17 +151,6 @@ def memory_speed_plot(decisions: pd.DataFrame, length: int | None = None) -> Fig
     return made
 
 
-def budget_plot(scores: pd.DataFrame, spent: str = "seconds") -> Figure:
-    """Mean score against what a training cost, for one task; `spent` is `seconds` or `operations`. From the table `scores`."""
-    good = scores[(scores["status"] == "ok") & (scores[spent] > 0)]
-    if good.empty:
-        return empty(f"Accuracy over {spent}: no training recorded them")
-    means = good.groupby(["label", "variant"], dropna=False, sort=False)[["value", spent]].mean().reset_index()
-    unit = {"seconds": "s", "operations": "flop"}[spent]
-    tasks = ", ".join(dict.fromkeys(task_name(row) for row in rows_of(good)))
-    return _scatter(means, spent, "value", unit, f"Accuracy over {spent} of training on {tasks}", good)
-
-
 def operating_plot(decisions: pd.DataFrame, length: int | None = None) -> Figure:
     """Accuracy against time, the labels of one variant (an option grid) joined by a line, from the table `decisions`."""
     shown = decisions[decisions["accuracy"].notna() & (decisions["seconds"] > 0)]
@@ -170,28 +158,25 @@ def operating_plot(decisions: pd.DataFrame, length: int | None = None) -> Figure
         return empty("Operating curves: no label has both a time and an accuracy")
     length = int(shown["length"].max()) if length is None else length
     here = shown[shown["length"] == length].drop_duplicates("label")
-    return _scatter(here, "seconds", "accuracy", "s", f"Operating curves at length {length}", shown)
-
-
-def _scatter(points: pd.DataFrame, x: str, y: str, unit: str, title: str, table: pd.DataFrame) -> Figure:
-    rows = rows_of(points)
+    rows = rows_of(here)
     with style():
         made = figure(8.6, 5.2)
         ax = made.add_axes((0.085, 0.115, 0.885, 0.73))
         ax.set_xscale("log")
-        values = [row[x] for row in rows]
+        values = [row["seconds"] for row in rows]
         ax.set_xlim(min(values) / 1.35, max(values) * 1.4)
-        heights = [row[y] for row in rows]
+        heights = [row["accuracy"] for row in rows]
         margin = 0.12 * (max(heights) - min(heights)) or 0.1
         ax.set_ylim(min(heights) - margin, max(heights) + margin)
-        unit_axis(ax, unit, axis="x")
-        ax.set_xlabel("operations of training" if unit == "flop" else "time")
+        unit_axis(ax, "s", axis="x")
+        ax.set_xlabel("time")
         ax.set_ylabel("accuracy")
-        _families(ax, points, x, y)
-        for row in rows:
-            mark_point(ax, row[x], row[y], look_of(row["label"]), area=44)
-        label_points(ax, [(row[x], row[y], row["label"], look_of(row["label"]).colour) for row in rows])
-        wrap(made, title, _described(table, points))
+        _families(ax, here)
+        points = [(row["seconds"], row["accuracy"], row["label"], look_of(row["label"])) for row in rows]
+        for x, y, _, look in points:
+            mark_point(ax, x, y, look, area=44)
+        label_points(ax, [(x, y, label, look.colour) for x, y, label, look in points])
+        wrap(made, f"Operating curves at length {length}", _described(shown, here))
     return made
 
 
@@ -202,9 +187,9 @@ def _described(table: pd.DataFrame, points: pd.DataFrame) -> str:
     return words.lstrip("; ")
 
 
-def _families(ax: Axes, points: pd.DataFrame, x: str, y: str) -> None:
+def _families(ax: Axes, points: pd.DataFrame) -> None:
     for _, part in points.groupby("variant", sort=False):
         if len(part) > 1:
-            part = part.sort_values(x)
+            part = part.sort_values("seconds")
             colour = look_of(str(part["variant"].iloc[0])).colour
-            ax.plot(part[x], part[y], color=colour, linewidth=1.1, alpha=0.5, zorder=2)
+            ax.plot(part["seconds"], part["accuracy"], color=colour, linewidth=1.1, alpha=0.5, zorder=2)

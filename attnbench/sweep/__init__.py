@@ -5,8 +5,9 @@ Names load lazily: records and specs can be read on a machine without torch.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from attnbench._lazy import lazy
 
 if TYPE_CHECKING:
     from attnbench.sweep.cells import Cell, Group, Plan
@@ -15,12 +16,11 @@ if TYPE_CHECKING:
     from attnbench.sweep.spec import Spec, experiment_path, list_experiments, load_spec, parse_spec
 
 _HOMES = {
-    "cells": ("Cell", "Group", "Plan"),
-    "planner": ("plan",),
-    "runner": ("Summary", "run"),
-    "spec": ("Spec", "experiment_path", "list_experiments", "load_spec", "parse_spec"),
+    "attnbench.sweep.cells": ("Cell", "Group", "Plan"),
+    "attnbench.sweep.planner": ("plan",),
+    "attnbench.sweep.runner": ("Summary", "run"),
+    "attnbench.sweep.spec": ("Spec", "experiment_path", "list_experiments", "load_spec", "parse_spec"),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Cell",
@@ -36,14 +36,7 @@ __all__ = [
     "run",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module 'attnbench.sweep' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"attnbench.sweep.{home}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -12,7 +12,7 @@ __all__ = ["estimate", "estimate_training"]
 ISOLATION = 0.15  # seconds that a process of its own costs
 CALLS = {"speed": 2, "memory": 3, "resident": 2, "operations": 2, "state": 1, "compile": 20}  # beside the samples
 PASSES = {"forward": 1.0, "backward": 2.5, "train_step": 3.5, "decode": 1.0}
-RATE = {"cpu": 2e10, "cuda": 2e13, "mps": 1e12}  # floating-point operations a second
+RATE = {"cpu": 5e10, "cuda": 2e13, "mps": 1e12}  # floating-point operations a second
 
 
 def estimate(definition: Mapping[str, Any], supports: Supports, sample_seconds: float) -> float:

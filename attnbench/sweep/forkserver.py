@@ -35,11 +35,10 @@ PRELOADED = (  # what every child would import for itself; none of it runs a ten
     "torch",
     "torch._dynamo",  # a second and a half, which the profiler and custom operators would take from every child
     "torch.profiler",
-    "torch.utils.benchmark",
     "torch.utils.flop_counter",
     "attnbench.conformance",
     "attnbench.kernels",  # registers custom operators, which runs none
-    "attnbench.measure.build",
+    "attnbench.measure.bench",
     "attnbench.measure.machine",
     "attnbench.measure.memory",
     "attnbench.measure.operations",

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from attnbench.capabilities import Supports
 from attnbench.registry import variant_info
 from attnbench.sweep.cells import Plan
 from attnbench.sweep.isolation import Isolation
 from attnbench.sweep.spec import Entry
 
-__all__ = ["LENGTH", "draw_patterns"]
+__all__ = ["LENGTH", "draw_patterns", "forms", "structural"]
 
 FILE = "patterns.npz"
 LENGTH = 64
@@ -23,8 +25,7 @@ LIMITS: dict[str, Any] = {"seconds": 60.0, "memory": 8 * 10**9, "threads": 1}
 def draw_patterns(plan: Plan, path: Path, isolation: Isolation) -> None:
     """Writes the patterns of a run that has none: an (n, n) array under each label, and under "LABEL causal".
 
-    Options that show a structure at this length stand in for what an entry leaves open. What cannot be drawn is left out; why,
-    the records of its cells say.
+    What cannot be drawn is left out; why, the records of its cells say.
     """
     if (path / FILE).exists():
         return
@@ -40,13 +41,24 @@ def draw_patterns(plan: Plan, path: Path, isolation: Isolation) -> None:
     os.replace(part, path / FILE)
 
 
+def forms(supports: Supports) -> list[tuple[str, bool]]:
+    """(what a label's pattern is called after it, causal) of every form that a variant has."""
+    return [("", False)] * supports.bidirectional + [(" causal", True)] * supports.causal
+
+
+def structural(supports: Supports, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options for a pattern: at a few dozen positions a default window or block covers everything, so that what is not given is
+    small enough to show the structure."""
+    return {**supports.small, **given}
+
+
 def _payloads(entry: Entry) -> list[tuple[str, dict[str, Any]]]:
     info = variant_info(entry.name, **entry.options)
+    given = {key: value for key, value in entry.options.items() if key != "max_len"}
     common = {
         "module": info.cls.__module__,
         "variant": entry.name,
         "length": LENGTH,
-        "options": {**info.supports.small, **{key: value for key, value in entry.options.items() if key != "max_len"}},
+        "options": structural(info.supports, given),
     }
-    forms = [("", False)] * info.supports.bidirectional + [(" causal", True)] * info.supports.causal
-    return [(suffix, common | {"causal": causal}) for suffix, causal in forms]
+    return [(suffix, common | {"causal": causal}) for suffix, causal in forms(info.supports)]

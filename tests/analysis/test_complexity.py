@@ -28,6 +28,10 @@ def test_global_tokens_shorten_the_path_to_two():
     assert path_length(weights) == 2
 
 
+def test_a_ring_is_as_long_as_it_has_steps():
+    assert path_length(np.roll(np.eye(5), 1, axis=1)) == 4
+
+
 def test_reach_grows_layer_by_layer():
     shares = [reach(window(11, 3), depth) for depth in (0, 1, 5)]
     assert shares[0].tolist() == pytest.approx([1 / 11] * 11)

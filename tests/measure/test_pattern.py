@@ -8,8 +8,8 @@ import torch
 
 from attnbench.capabilities import Supports
 from attnbench.contract import Variant
-from attnbench.measure.build import attention_inputs
-from attnbench.measure.pattern import path_length, pattern, reach
+from attnbench.measure.bench import attention_inputs
+from attnbench.measure.pattern import pattern
 from attnbench.measure.workload import Workload
 from attnbench.registry import register
 
@@ -48,23 +48,3 @@ def test_a_pattern_is_repeatable_and_leaves_the_random_state_alone():
     before = torch.get_rng_state()
     np.testing.assert_array_equal(pattern("full", 8), pattern("full", 8))
     assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.parametrize(("n", "width", "layers"), [(12, 1, 3), (12, 2, 2), (9, 4, 1), (9, 4, 0)])
-def test_a_window_reaches_as_far_as_width_times_layers(n, width, layers):
-    assert (reach(window(n, width).astype(float), layers) == window(n, width * layers)).all()
-
-
-@pytest.mark.parametrize(
-    ("matrix", "layers"),
-    [
-        (np.eye(6), 0),
-        (np.ones((6, 6)), 1),
-        (window(10, 1).astype(float), 9),
-        (window(10, 3).astype(float), 3),
-        (np.tril(np.ones((7, 7))), 1),
-        (np.roll(np.eye(5), 1, axis=1), 4),
-    ],
-)
-def test_the_path_length_is_the_longest_shortest_path(matrix, layers):
-    assert path_length(matrix) == layers

@@ -28,7 +28,7 @@ ONE_TABLE = {
     "operating": (report.operating_plot, ["decisions"]),
     "memory-speed": (report.memory_speed_plot, ["decisions"]),
     "accuracy": (report.accuracy_plot, ["accuracy", "scores", "baselines"]),
-    "budget": (report.budget_plot, ["scores"]),
+    "budget": (report.budget_plot, ["curves"]),
     "length": (report.accuracy_length_plot, ["accuracy"]),
     "slices": (report.slices_plot, ["slices"]),
     "curves": (report.curves_plot, ["curves"]),

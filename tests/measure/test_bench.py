@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from attnbench.capabilities import Stream, Supports
 from attnbench.contract import Variant
 from attnbench.measure import Workload, build
-from attnbench.measure.build import DECODE_TOKENS, attention_inputs
+from attnbench.measure.bench import DECODE_TOKENS, attention_inputs
 from attnbench.registry import register
 
 SMALL = {"length": 12, "heads": 2, "head_dim": 4, "batch": 3, "dim": 8, "depth": 1}

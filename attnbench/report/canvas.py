@@ -45,7 +45,8 @@ def figure(width: float, height: float) -> Figure:
 
 def cell_axes(rows: Sequence[str], columns: Sequence[str]) -> tuple[Figure, Axes]:
     """A figure for a table of coloured cells, as large as its rows and columns need: names at the left and at the top."""
-    left, width, height = 0.35 + 0.075 * max(map(len, rows)), 0.72 * len(columns), 0.27 * len(rows)
+    left, height = 0.35 + 0.075 * max(map(len, rows)), 0.27 * len(rows)
+    width = len(columns) * min(1.3, max(0.72, (7.7 - left) / len(columns)))
     made = figure(max(left + width + 0.3, 8.0), 1.35 + height)
     box = left / made.get_figwidth(), 0.3 / made.get_figheight(), width / made.get_figwidth()
     ax = made.add_axes((*box, height / made.get_figheight()))

@@ -144,7 +144,10 @@ def _failures(
 def _absent(table: pd.DataFrame, shown: set[str]) -> str:
     """Labels of which there is nothing to draw, and why."""
     rest = table[~table["label"].isin(list(shown))].drop_duplicates("label")
-    return "Not drawn: " + ", ".join(f"{row['label']} ({row['status']})" for row in rows_of(rest)) if len(rest) else ""
+    if rest.empty:
+        return ""
+    why = (f"{row['label']} ({'zero' if row['status'] == 'ok' else row['status']})" for row in rows_of(rest))
+    return "Not drawn: " + ", ".join(why)
 
 
 def _floor(ax: Axes, shown: pd.DataFrame) -> None:

@@ -25,6 +25,7 @@ def training_groups(spec: Spec, subjects: Sequence[tuple[Entry, VariantInfo]]) -
     section = spec.accuracy
     assert section is not None
     device = section.device or spec.devices[0]
+    chosen: dict[int, list[str]] = {}  # by the place of a shape: the cells that choose a rate for each variant
     for task in section.tasks:
         cls = _checked_class(spec, task)
         causal = _causal(spec, section, task, cls)
@@ -37,7 +38,7 @@ def training_groups(spec: Spec, subjects: Sequence[tuple[Entry, VariantInfo]]) -
         }
         yield Group([Cell({"quantity": "baseline", "label": "constant", **common})], 1, False)
         recipe = section.recipe | task.recipe
-        for shape in _shapes(spec, section, task):
+        for place, shape in enumerate(_shapes(spec, section, task)):
             trained = {
                 **common,
                 "metric": cls.metric,
@@ -47,23 +48,30 @@ def training_groups(spec: Spec, subjects: Sequence[tuple[Entry, VariantInfo]]) -
                 "recipe": recipe,
                 **shape,
             }
-            yield from _trainings(section, trained, subjects, cls)
+            if section.learning_rates:
+                trained["learning_rates"] = section.learning_rates
+                if section.tune_on == "each" or place not in chosen:
+                    tuning = {"quantity": "tuning", "seed": section.tuning_seed, **trained}
+                    cells = [_cell(tuning, entry, info, cls) for entry, info in subjects]
+                    chosen[place] = [cell.id for cell in cells]
+                    yield Group(cells, 1, False)
+                elif section.tune_on == "first":
+                    first = section.tasks[0]
+                    trained["tuned_on"] = {"task": first.label, "options": first.options}
+            yield from _trainings(section, trained, subjects, cls, chosen.get(place))
 
 
 def _trainings(
-    section: Accuracy, trained: dict[str, Any], subjects: Sequence[tuple[Entry, VariantInfo]], cls: type[Task]
+    section: Accuracy,
+    trained: dict[str, Any],
+    subjects: Sequence[tuple[Entry, VariantInfo]],
+    cls: type[Task],
+    chosen: Sequence[str] | None,
 ) -> Iterator[Group]:
-    """A group for every seed; before them, where there is a choice of learning rates, the cells that make it."""
-    chosen: list[str | None] = [None] * len(subjects)
-    if section.learning_rates:
-        trained = trained | {"learning_rates": section.learning_rates}
-        tuning = {"quantity": "tuning", "seed": section.tuning_seed, **trained}
-        cells = [_cell(tuning, entry, info, cls) for entry, info in subjects]
-        chosen = [cell.id for cell in cells]
-        yield Group(cells, 1, False)
+    """A group for every seed, whose cells wait for those that choose their rate, where there is a choice."""
     for seed in section.seeds:
         scored = {"quantity": "accuracy", "seed": seed, **trained}
-        pairs = zip(subjects, chosen, strict=True)
+        pairs = zip(subjects, chosen or [None] * len(subjects), strict=True)
         yield Group([_cell(scored, entry, info, cls, after) for (entry, info), after in pairs], 1, False)
 
 

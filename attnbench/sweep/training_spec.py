@@ -74,6 +74,7 @@ class Accuracy(Section):
     seeds: one training each.
     learning_rates: a grid, from which validation chooses one for every variant and task, on `tuning_seed`, which is not scored;
         empty: the recipe's rate is taken as it is.
+    tune_on: "each" task chooses rates of its own, or the "first" chooses for all: a grid for the price of one task.
     causal: the pattern; None takes what each task prefers.
     device, dtype: of training; the device is by default the first of the sweep's.
     limit_seconds: time limit of one training.
@@ -85,6 +86,7 @@ class Accuracy(Section):
     seeds: Annotated[list[Seed], Field(min_length=1)] = [0, 1, 2]
     learning_rates: list[Rate] = []
     tuning_seed: Seed = 1000
+    tune_on: Literal["each", "first"] = "each"
     causal: bool | None = None
     device: Device | None = None
     dtype: Dtype = "float32"

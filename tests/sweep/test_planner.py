@@ -83,6 +83,18 @@ def test_refusals_are_planned_with_all_their_reasons():
     assert plan(parse_spec(BASE)).estimate() > 0
 
 
+def test_rates_are_chosen_on_each_task_or_on_the_first_for_all():
+    accuracy = {"tasks": [{"name": "mqar", "pairs": [2, 4]}], "seeds": [0], "learning_rates": [1e-3, 3e-3], "steps": 10}
+    for tune_on, wanted in (("each", 2), ("first", 1)):
+        made = plan(parse_spec({"variants": ["full"], "accuracy": accuracy | {"tune_on": tune_on}}))
+        tuning = [cell.id for cell in made.cells if cell.definition["quantity"] == "tuning"]
+        waiting = [cell for cell in made.cells if cell.definition["quantity"] == "accuracy"]
+        assert len(tuning) == wanted
+        assert [cell.after for cell in waiting] == (tuning if tune_on == "each" else tuning * 2)
+        tuned_on = None if tune_on == "each" else {"task": "mqar", "options": {"pairs": 2}}
+        assert [cell.definition.get("tuned_on") for cell in waiting] == [None, tuned_on]
+
+
 def test_planning_constructs_nothing(monkeypatch):
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("a variant was constructed")

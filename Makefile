@@ -51,9 +51,13 @@ bench: $(STAMP)  ## every variant under pytest-benchmark, one after the other
 	@$(BIN)/python -m pytest tests/benchmarks --benchmark-autosave
 
 results: $(STAMP)  ## the reference results of results/cpu-2core, all of them anew (hours)
-	@$(BIN)/attnbench run quick --set 'quantities=["memory","operations"]' --out results/cpu-2core/quick-memory --fresh
-	@for spec in default decode aa mqar recall tasks-short; do \
+	@for spec in recall tasks-short operating default decode; do \
 		$(BIN)/attnbench run $$spec --out results/cpu-2core/$$spec --jobs 2 --fresh || exit 1; \
+	done
+	@rm -rf results/cpu-2core/aa results/cpu-2core/twice
+	@$(BIN)/python results/proofs/aa.py results/cpu-2core > results/cpu-2core/aa.md
+	@for proof in share overhead; do \
+		$(BIN)/python results/proofs/$$proof.py > results/cpu-2core/$$proof.md || exit 1; \
 	done
 
 clean:  ## remove what the commands made, but for results

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,15 +10,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from attnbench.capabilities import Growth, Supports
 from attnbench.contract import Variant
+from attnbench.kernels import dense_softmax
+from attnbench.kernels.caching import Cache, extended
 from attnbench.registry import register
-
-
-class Cache(NamedTuple):
-    """Decoding state: the keys and values met so far, and which of them are real (None: all)."""
-
-    k: Tensor
-    v: Tensor
-    key_mask: Tensor | None
 
 
 @register(
@@ -69,13 +63,9 @@ class Full(Variant):
     def dense_weights(self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         if k.shape[1] != self.heads:
             k = k.repeat_interleave(self.heads // k.shape[1], dim=1)
-        scores = (q @ k.transpose(-1, -2)).float() * self.head_dim**-0.5
-        mask = visible(q.shape[2], k.shape[2], self.causal, key_mask, q.device)
-        if mask is None:
-            return scores.softmax(dim=-1).to(q.dtype)
-        mask = mask.expand_as(scores)
-        weights = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)
-        return torch.where(mask.any(dim=-1, keepdim=True), weights, 0).to(q.dtype)
+        n_q, n_k = q.shape[2], k.shape[2]
+        seen = torch.ones(1, 1, n_q, n_k, dtype=torch.bool, device=q.device)
+        return dense_softmax(q, k, seen.tril(n_k - n_q) if self.causal else seen, key_mask)
 
     def reference(
         self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, **streams: Tensor
@@ -89,11 +79,8 @@ class Full(Variant):
         return self(q, k, v, key_mask=key_mask), Cache(k, v, key_mask)
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, state: Any, **streams: Tensor) -> tuple[Tensor, Cache]:
-        key_mask = state.key_mask
-        if key_mask is not None:
-            key_mask = torch.cat([key_mask, key_mask.new_ones(key_mask.shape[0], 1)], dim=1)
-        state = Cache(torch.cat([state.k, k], dim=2), torch.cat([state.v, v], dim=2), key_mask)
-        return self(q, state.k, state.v, key_mask=key_mask), state
+        state = extended(state, k, v)
+        return self(q, state.k, state.v, key_mask=state.key_mask), state
 
 
 def visible(n_q: int, n_k: int, causal: bool, key_mask: Tensor | None, device: torch.device) -> Tensor | None:

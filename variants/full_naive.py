@@ -79,8 +79,9 @@ class FullNaive(Variant):
         scores = self._scores(q, k)
         kept = self._visible(scores, key_mask)
         if self.top_k is not None and self.top_k < scores.shape[-1]:
-            best = scores.masked_fill(~kept, -torch.inf).topk(self.top_k, dim=-1).indices
-            kept = kept & torch.zeros_like(kept).scatter(-1, best, True)
+            best = (scores if kept is None else scores.masked_fill(~kept, -torch.inf)).topk(self.top_k, dim=-1).indices
+            among = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, best, True)
+            kept = among if kept is None else kept & among
         weights = self._normalise(scores, kept)
         return dropout(weights, self.dropout, self.training).to(v.dtype) @ v
 
@@ -96,14 +97,18 @@ class FullNaive(Variant):
         scale = self.head_dim**-0.5 if self.score == "scaled-dot" else 1.0
         return (q * scale) @ k.transpose(-1, -2)
 
-    def _visible(self, scores: Tensor, key_mask: Tensor | None) -> Tensor:
-        """(batch, heads, n_q, n_k) bool."""
-        visible = torch.ones_like(scores, dtype=torch.bool)
+    def _visible(self, scores: Tensor, key_mask: Tensor | None) -> Tensor | None:
+        """bool, broadcastable to (batch, heads, n_q, n_k); None where every query sees every key."""
+        visible = None if key_mask is None else key_mask[:, None, None, :]
         if self.causal:
-            visible = visible.tril(scores.shape[-1] - scores.shape[-2])
-        return visible if key_mask is None else visible & key_mask[:, None, None, :]
+            n_q, n_k = scores.shape[-2:]
+            below = torch.ones(n_q, n_k, dtype=torch.bool, device=scores.device).tril(n_k - n_q)
+            visible = below if visible is None else visible & below
+        return visible
 
-    def _normalise(self, scores: Tensor, kept: Tensor) -> Tensor:
+    def _normalise(self, scores: Tensor, kept: Tensor | None) -> Tensor:
+        if kept is None:
+            return scores.relu() / scores.shape[-1] if self.normaliser == "relu" else scores.softmax(dim=-1)
         if self.normaliser == "relu":
             return torch.where(kept, scores.relu(), 0) / kept.sum(dim=-1, keepdim=True).clamp(min=1)
         # A softmax over nothing is undefined: such a row is taken over all keys, and its weights are put to zero.

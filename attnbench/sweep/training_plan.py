@@ -71,7 +71,8 @@ def _trainings(
     """A group for every seed, whose cells wait for those that choose their rate, where there is a choice."""
     for seed in section.seeds:
         scored = {"quantity": "accuracy", "seed": seed, **trained}
-        pairs = zip(subjects, chosen or [None] * len(subjects), strict=True)
+        waiting: Sequence[str | None] = chosen or [None] * len(subjects)
+        pairs = zip(subjects, waiting, strict=True)
         yield Group([_cell(scored, entry, info, cls, after) for (entry, info), after in pairs], 1, False)
 
 

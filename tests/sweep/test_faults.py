@@ -119,7 +119,10 @@ def test_a_training_brings_its_score_its_curve_its_learning_rate_and_the_baselin
     baselines = [row for row in rows if row["quantity"] == "baseline"]
     assert {row["details"]["total"] for row in baselines} == {scored["details"]["test"]["total"]}
     assert len({row["cell"] for row in baselines}) == len(baselines) > 1
-    assert summary.outcomes == {"ok": 3, "unsupported": 2}  # cells of the plan: the curve and further baselines are none
+    assert summary.outcomes == {
+        "ok": 3,
+        "unsupported": 2,
+    }  # cells of the plan: the curve and further baselines are none
 
 
 # -- kills

@@ -10,8 +10,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from attnbench.analysis.decision import task_name
-from attnbench.analysis.loading import rows_of
 from attnbench.report.canvas import cell_axes, empty, figure, label_ends, unit_axis, wrap
 from attnbench.report.growth import End
 from attnbench.report.style import INK, PAPER, look_of, style
@@ -53,7 +51,7 @@ def _learning(curves: pd.DataFrame, over: str, xlabel: str, title: str) -> Figur
         ax.set_xlabel(xlabel)
         ax.set_ylabel(f"validation {_only(shown['metric'])}")
         label_ends(ax, ends, title="label, at the end")
-        wrap(made, f"{title} {_task(shown)}", "median over seeds; each seed faint")
+        wrap(made, f"{title} {_only(shown['task'])}", _under(shown, "median over seeds; each seed faint"))
     return made
 
 
@@ -75,7 +73,7 @@ def slices_plot(slices: pd.DataFrame) -> Figure:
     if shown.empty:
         return empty("Scores by slice: none were recorded")
     name = _only(shown["slice"])
-    title = f"Accuracy on {_task(shown)} by {name}"
+    title = f"Accuracy on {_only(shown['task'])} by {name}"
     at = pd.to_numeric(shown["slice_value"], errors="coerce")
     return _cells(shown, title) if at.isna().any() else _series(shown.assign(at=at), "at", "value", title, name)
 
@@ -91,7 +89,7 @@ def _cells(shown: pd.DataFrame, title: str) -> Figure:
             if not np.isnan(value):
                 colour = PAPER if value > 0.8 else INK
                 ax.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7.5, color=colour)
-        wrap(made, title, "pooled over seeds; labels by their mean over the kinds")
+        wrap(made, title, _under(shown, "pooled over seeds; labels by their mean over the kinds"))
     return made
 
 
@@ -114,7 +112,8 @@ def _series(shown: pd.DataFrame, x: str, y: str, title: str, xlabel: str) -> Fig
         if (shown["unit"] == "fraction").fillna(False).all():
             ax.set_ylim(-0.03, 1.03)
         label_ends(ax, ends, title="label, at the last")
-        wrap(made, title, "mean over seeds, 95 % t interval" if "low" in shown else "pooled over seeds")
+        pooled = "mean over seeds, 95 % t interval" if "low" in shown else "pooled over seeds"
+        wrap(made, title, pooled if x == "length" else _under(shown, pooled))
     return made
 
 
@@ -138,5 +137,7 @@ def _only(values: Iterable[object]) -> str:
     return ", ".join(dict.fromkeys(str(value) for value in values if not pd.isna(value)))  # type: ignore[call-overload]
 
 
-def _task(frame: pd.DataFrame) -> str:
-    return ", ".join(dict.fromkeys(task_name(row) for row in rows_of(frame.drop_duplicates(["task", "task_options"]))))
+def _under(frame: pd.DataFrame, words: str) -> str:
+    """The line under a heading: the task's options, which would not fit into the heading itself, and how to read the plot."""
+    options = _only(frame["task_options"])
+    return f"{options}; {words}" if options else words

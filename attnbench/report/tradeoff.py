@@ -13,7 +13,7 @@ from attnbench.analysis.accuracy import CONTROLS
 from attnbench.analysis.loading import rows_of
 from attnbench.report.canvas import empty, figure, label_points, mark_point, unit_axis, wrap
 from attnbench.report.growth import describe
-from attnbench.report.style import INK, SOFT, look_of, style
+from attnbench.report.style import INK, PAPER, SOFT, look_of, style
 from attnbench.report.units import readable
 
 __all__ = ["bubble_plot", "memory_speed_plot", "operating_plot", "pareto"]
@@ -79,6 +79,8 @@ def bubble_plot(decisions: pd.DataFrame, baselines: pd.DataFrame | None = None, 
                 transform=at,
                 fontsize=7.5,
                 color=SOFT,
+                zorder=5,
+                bbox={"facecolor": PAPER, "alpha": 0.75, "edgecolor": "none", "pad": 0.8},
                 va="bottom",
             )
         points = [

@@ -24,11 +24,10 @@ def check(
     from attnbench.conformance import check as check_variant
 
     out = console()
+    options, properties = parse_pairs(option, "--option"), only.split(",") if only else None
     reports = []
     for name in _matching(names):
-        report = check_variant(
-            name, parse_pairs(option, "--option"), device=device, only=only.split(",") if only else None
-        )
+        report = check_variant(name, options, device=device, only=properties)
         reports.append(report)
         if as_json:
             continue

@@ -46,7 +46,6 @@ def _learning(curves: pd.DataFrame, over: str, xlabel: str, title: str) -> Figur
             ax.plot(at, middle, color=look.colour, dashes=look.dashes or (None, None))
             ends.append((float(at[-1]), float(middle[-1]), f"{label}  {middle[-1]:.3g}", look.colour))
         if over != "step":
-            ax.set_xscale("log")
             unit_axis(ax, {"seconds": "s", "operations": "flop"}[over], axis="x")
         ax.set_xlabel(xlabel)
         ax.set_ylabel(f"validation {_only(shown['metric'])}")

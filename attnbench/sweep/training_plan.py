@@ -55,7 +55,7 @@ def training_groups(spec: Spec, subjects: Sequence[tuple[Entry, VariantInfo]]) -
                     cells = [_cell(tuning, entry, info, cls) for entry, info in subjects]
                     chosen[place] = [cell.id for cell in cells]
                     yield Group(cells, 1, False)
-                elif section.tune_on == "first":
+                else:
                     first = section.tasks[0]
                     trained["tuned_on"] = {"task": first.label, "options": first.options}
             yield from _trainings(section, trained, subjects, cls, chosen.get(place))

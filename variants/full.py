@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from attnbench.capabilities import Growth, Supports
 from attnbench.contract import Variant
-from attnbench.kernels import dense_softmax
+from attnbench.kernels import dense_softmax, masked_attention
 from attnbench.kernels.caching import Cache, extended
 from attnbench.registry import register
 
@@ -42,23 +42,15 @@ class Full(Variant):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
         n_q, n_k = q.shape[2], k.shape[2]
-        fused_causal = self.causal and n_q == n_k and key_mask is None
-        mask = None if fused_causal else visible(n_q, n_k, self.causal, key_mask, q.device)
-        empty = None
-        if mask is not None and (key_mask is not None or n_q > n_k):
-            # A softmax over nothing is undefined: such a query sees all (zero-filled) keys, and its output is put to zero.
-            empty = ~mask.any(dim=-1, keepdim=True)
-            mask = mask | empty
-        out = scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=fused_causal,
-            enable_gqa=self.kv_heads != self.heads,
-        )
-        return out if empty is None else out.masked_fill(empty, 0)
+        grouped, dropout = self.kv_heads != self.heads, self.dropout if self.training else 0.0
+        triangular = self.causal and n_q > 1  # a last query alone sees all
+        if key_mask is None and (not triangular or n_q == n_k):
+            return scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=triangular, enable_gqa=grouped)
+        # (batch or 1, 1, n_q or 1, n_k), True where a query sees a key
+        mask = q.new_ones(1, 1, 1, n_k, dtype=torch.bool) if key_mask is None else key_mask[:, None, None, :]
+        if triangular:
+            mask = mask & mask.new_ones(n_q, n_k).tril(n_k - n_q)
+        return masked_attention(q, k, v, mask, dropout=dropout, grouped=grouped)
 
     def dense_weights(self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         if k.shape[1] != self.heads:
@@ -81,12 +73,3 @@ class Full(Variant):
     def step(self, q: Tensor, k: Tensor, v: Tensor, state: Any, **streams: Tensor) -> tuple[Tensor, Cache]:
         state = extended(state, k, v)
         return self(q, state.k, state.v, key_mask=state.key_mask), state
-
-
-def visible(n_q: int, n_k: int, causal: bool, key_mask: Tensor | None, device: torch.device) -> Tensor | None:
-    """(batch or 1, 1, n_q or 1, n_k) bool, True where a query sees a key; None where all see all."""
-    mask = None if key_mask is None else key_mask[:, None, None, :]
-    if causal:
-        below = torch.ones(n_q, n_k, dtype=torch.bool, device=device).tril(n_k - n_q)[None, None]
-        mask = below if mask is None else below & mask
-    return mask

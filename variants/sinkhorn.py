@@ -11,6 +11,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from attnbench.capabilities import Growth, Supports
 from attnbench.contract import Variant
+from attnbench.kernels import masked_attention
 from attnbench.registry import register
 
 TINY = 1e-30  # a total share below it stays as it is: its inverse would overflow in the backward pass
@@ -81,8 +82,7 @@ class Sinkhorn(Variant):
             out = scaled_dot_product_attention(q, k, v)
         else:
             mask = rearrange(mask, "b h blocks place key -> (b blocks) h place key")
-            empty = ~mask.any(dim=-1, keepdim=True)  # a softmax over nothing is undefined
-            out = scaled_dot_product_attention(q, k, v, attn_mask=mask | empty).masked_fill(empty, 0)
+            out = masked_attention(q, k, v, mask)
         return rearrange(out, "(b blocks) h place d -> b h (blocks place) d", b=sorting.shape[0])[:, :, :n]
 
     def sorting(self, q: Tensor, k: Tensor, real: Tensor | None) -> Tensor:

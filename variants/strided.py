@@ -13,7 +13,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from attnbench.capabilities import Growth, Supports
 from attnbench.contract import Variant
-from attnbench.kernels import dense_softmax
+from attnbench.kernels import dense_softmax, masked_attention
 from attnbench.kernels.caching import Cache, extended, right_aligned
 from attnbench.registry import register
 
@@ -73,8 +73,7 @@ class Strided(Variant):
         if mask is None:
             out = scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         else:
-            empty = ~mask.any(dim=-1, keepdim=True)  # a softmax over nothing is undefined
-            out = scaled_dot_product_attention(q, k, v, attn_mask=mask | empty).masked_fill(empty, 0)
+            out = masked_attention(q, k, v, mask)
         return rearrange(out, "(b h) fold row d -> b h (row fold) d", b=batch)[:, :, :n]
 
     def dense_weights(self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None) -> Tensor:

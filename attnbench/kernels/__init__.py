@@ -5,6 +5,8 @@
         (batch, heads, n, d).
     full_rows(q, k, v, key_mask=None) -> out
         Full attention, for the few queries of a sparse pattern that see everything.
+    masked_attention(q, k, v, mask, *, dropout=0.0, grouped=False) -> out
+        Fused attention under a mask, in which rows may be empty.
     dense_softmax(q, k, visible, key_mask=None) -> weights
         The explicit matrix, for dense definitions.
 
@@ -19,7 +21,7 @@ computes the pieces again. Each function is a custom operator with shapes for tr
 so that `torch.compile(fullgraph=True)`, `torch.export` and `torch.utils.flop_counter` see it.
 """
 
-from attnbench.kernels.dense import dense_softmax, full_rows
+from attnbench.kernels.dense import dense_softmax, full_rows, masked_attention
 from attnbench.kernels.sparse import backend, sparse_attention
 
-__all__ = ["backend", "dense_softmax", "full_rows", "sparse_attention"]
+__all__ = ["backend", "dense_softmax", "full_rows", "masked_attention", "sparse_attention"]

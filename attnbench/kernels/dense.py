@@ -8,7 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from attnbench.kernels.pieces import accumulator
 
-__all__ = ["dense_softmax", "full_rows"]
+__all__ = ["dense_softmax", "full_rows", "masked_attention"]
 
 
 def dense_softmax(q: Tensor, k: Tensor, visible: Tensor, key_mask: Tensor | None = None) -> Tensor:
@@ -24,10 +24,21 @@ def dense_softmax(q: Tensor, k: Tensor, visible: Tensor, key_mask: Tensor | None
     return weights.masked_fill(empty, 0).to(q.dtype)
 
 
+def masked_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, dropout: float = 0.0, grouped: bool = False
+) -> Tensor:
+    """Fused attention over what `mask` (bool, broadcastable to (batch, heads, n_q, n_k)) shows; zeros where it shows nothing.
+
+    A softmax over nothing is undefined, so that such a query sees all keys first. They must be finite. grouped: k and v have
+    fewer heads than q.
+    """
+    empty = ~mask.any(dim=-1, keepdim=True)
+    out = scaled_dot_product_attention(q, k, v, attn_mask=mask | empty, dropout_p=dropout, enable_gqa=grouped)
+    return out.masked_fill(empty, 0)
+
+
 def full_rows(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
     """Full attention of q over all real keys, zeros for a sample that has none: for a few queries beside a sparse pattern."""
     if key_mask is None:
         return scaled_dot_product_attention(q, k, v)
-    empty = ~key_mask.any(dim=1)[:, None, None, None]  # a softmax over nothing is undefined
-    out = scaled_dot_product_attention(q, k, v, attn_mask=key_mask[:, None, None, :] | empty)
-    return out.masked_fill(empty, 0)
+    return masked_attention(q, k, v, key_mask[:, None, None, :])

@@ -25,6 +25,13 @@ def test_shares_are_printed_for_every_case_and_full_attention_is_the_unit():
     assert rows[1].startswith("| 64 | local, window 128 | 64 |")  # a window wider than the sequence sees all of it
 
 
+def test_both_ways_of_getting_threads_are_compared_for_every_case():
+    lines = script("threads.py", "--length", "128", "--rounds", "1").splitlines()
+    rows = [line.split(" | ") for line in lines if line.startswith("| ")][1:]
+    assert len(rows) == 4
+    assert rows[-1][1:3] == ["1.00", "1.00"]  # local against itself, either way
+
+
 @pytest.mark.parametrize("name", ["peers.py", "overhead.py"])
 def test_a_script_says_what_it_takes(name):
     assert "usage" in script(name, "--help")

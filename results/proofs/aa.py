@@ -17,7 +17,13 @@ from scipy.stats import binomtest
 from attnbench.analysis import load, tables
 from attnbench.sweep import load_spec, run
 
-LONG = [512, 768, 1024, 1536, 2048]  # where a call costs more than its launch, so that twice the work is twice the time
+LONG = [
+    1024,
+    1280,
+    1536,
+    1792,
+    2048,
+]  # where a call costs a hundred times its launch, so that twice the work is twice the time
 
 
 def ratios(folder: Path, label: str, **overrides: object) -> pd.DataFrame:

@@ -160,11 +160,11 @@ def _floor(ax: Axes, shown: pd.DataFrame) -> None:
     ax.axhspan(low, level, color="#9aa3af", alpha=0.16, linewidth=0, zorder=0)
     ax.text(
         0.99,
-        level,
+        low * (level / low) ** 0.04,  # at the foot, away from the curves that come out of the shade
         "fixed cost of a call ",
         transform=ax.get_yaxis_transform(),
         ha="right",
-        va="top",
+        va="bottom",
         fontsize=7.5,
         color=SOFT,
     )

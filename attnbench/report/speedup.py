@@ -67,7 +67,7 @@ def speedup_plot(ratios: pd.DataFrame, crossover: pd.DataFrame | None = None) ->
         ax.set_xlim(min(lengths) / 1.12, max(lengths) * 1.12)
         ratio_axis(ax.yaxis, [float(value) for value in shown["speedup"]])
         ax.axhline(1, color=INK, linewidth=1.4, zorder=2.5)
-        ax.text(0.008, 1, f"{baseline} = 1", transform=ax.get_yaxis_transform(), va="bottom", fontsize=8, color=INK)
+        ends.append((max(lengths), 1.0, f"{baseline}  {ratio_text(1.0)}", INK))
         _crossings(ax, crossover)
         label_ends(ax, ends, title="label, at its longest")
         wrap(made, f"Speed-up over {baseline}", describe(ratios) + "; a ring: where a label overtakes")

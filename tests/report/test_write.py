@@ -132,6 +132,16 @@ def test_what_all_rows_share_is_said_once(found):
     assert re.fullmatch(r"[\d.]+ (µs|ms) – [\d.]+ (µs|ms)", row["95 % interval"].text)
 
 
+def test_the_summary_ranks_by_the_ratio_and_says_who_is_as_fast(tmp_path):
+    laws = {"full": (1e-9, 2.0), "local": (1e-6, 1.0), "linear": (1.01e-6, 1.0), "strided": (2e-6, 1.0)}
+    made = load(Synthetic().speed(laws, [256, 4096]).write(tmp_path / "run"))
+    found = dict(tables(made))
+    slow_phase = found["decisions"]["label"].eq("local")
+    found["decisions"] = found["decisions"].assign(seconds=found["decisions"]["seconds"].mask(slow_phase, 100.0))
+    text = " ".join(summary(made, found))
+    assert re.search(r"local is fastest: [\d.]+× the speed of full \([^)]+\); not told apart from it: linear\.", text)
+
+
 def test_the_summary_answers_the_question(tmp_path):
     laws = {"full": (1e-9, 2.0), "local": (1e-6, 1.0)}
     run = Synthetic().speed(laws, [256, 1024, 4096]).counted("memory", {"full": (1, 2.0), "local": (100, 1.0)}, [4096])

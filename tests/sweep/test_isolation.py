@@ -165,8 +165,9 @@ def test_a_dead_server_costs_the_call_it_ran_and_is_replaced(tmp_path):
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_outlives_a_sweep_that_is_ended(tmp_path, how):
-    code = (
-        "import sys\nfrom attnbench.sweep.isolation import Isolation\n"
+    code = (  # tests in the background of a shell inherit an ignored SIGINT
+        "import signal, sys\nfrom attnbench.sweep.isolation import Isolation\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"Isolation().call('{HERE}:hang', sys.argv[1], seconds=1000)"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 import attnbench
+from attnbench.measure import usable_cores
 
 HEADS, HEAD_DIM, WINDOW, TILE = 4, 64, 128, 64
 
@@ -105,7 +106,7 @@ def main() -> None:
     if arguments.sample:
         sample(arguments.length, arguments.sample == "set")
         return
-    threads = str(len(os.sched_getaffinity(0)))
+    threads = str(usable_cores())
     environment = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     seconds: dict[str, list[list[float]]] = {"born": [], "set": []}
     for _ in range(arguments.rounds):

@@ -20,6 +20,7 @@ PARAMETER_GAP = 0.10
 CLOSE = 0.05  # a control this near to the baseline's score, in the metric's unit, tells that no attention was needed
 CLEAR = 0.20
 TASK = ["task", "task_options", "metric", "unit", "causal", "length"]
+SAME = ["task", "task_options", "metric", "causal"]  # which settle the rest
 
 
 def _detail(records: pd.DataFrame, key: str) -> list[Any]:
@@ -38,6 +39,9 @@ def _with_task(records: pd.DataFrame) -> pd.DataFrame:
     frame["higher_is_better"] = [
         not low if said is None else bool(said) for said, low in zip(stated, lower, strict=True)
     ]
+    for column in ("unit", "length"):  # which a training that did not take place could not tell
+        known = frame.groupby(SAME, dropna=False)[column].transform("first")
+        frame[column] = frame[column].fillna(known)
     return frame
 
 

@@ -20,6 +20,8 @@ from attnbench.measure.train_model import evaluate, evaluate_generated, paramete
 
 __all__ = ["RateChoice", "Setup", "Training", "choose_rate", "train"]
 
+GENERATED = 512  # answers written side by side: a step of decoding costs as much for a few as for many
+
 
 @dataclass(frozen=True)
 class Training:
@@ -152,6 +154,7 @@ def _test(loop: Loop) -> dict[str, Any]:
         "examples": rows.count,
     }
     if loop.task.answer == "sequence":
+        where["batch"] = max(where["batch"], GENERATED)
         test["generated"] = evaluate_generated(loop.model, loop.task, rows, **where)
     loop.model.load_state_dict(last)
     return test

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,7 +25,7 @@ def accuracy_plot(accuracy: pd.DataFrame, scores: pd.DataFrame, baselines: pd.Da
     baseline; a dashed line is a baseline."""
     if not len(accuracy):
         return empty("Accuracy: nothing was trained")
-    names = task_names(accuracy.drop_duplicates(_TASK))
+    names = [textwrap.fill(name, 40) for name in task_names(accuracy.drop_duplicates(_TASK))]
     panels = [
         (name, _same_task(accuracy, row), _same_task(scores, row), _same_task(baselines, row))
         for name, row in zip(names, rows_of(accuracy.drop_duplicates(_TASK)), strict=True)
@@ -36,14 +37,15 @@ def accuracy_plot(accuracy: pd.DataFrame, scores: pd.DataFrame, baselines: pd.Da
         body = (
             0.5 + 0.2 * len(order) + 0.12 * baselines.groupby(_TASK, dropna=False).size().max() * bool(len(baselines))
         )
-        made = figure(max(2.0 + 2.75 * columns, 7.8), 1.0 + lines * (body + 0.75))
+        between = 0.62 + 0.13 * max(name.count("\n") + 1 for name in names)
+        made = figure(max(2.0 + 2.75 * columns, 7.8), 1.0 + lines * (body + between))
         height = made.get_figheight()
         longest = max(len(label) for label in order)
         left = 0.25 + 0.075 * longest
         width = (made.get_figwidth() - left - 0.15) / columns
         for place, panel in enumerate(panels):
             row, column = divmod(place, columns)
-            bottom = height - 1.0 - (row + 1) * (body + 0.75) + 0.75
+            bottom = height - 1.0 - (row + 1) * (body + between) + 0.75
             size = (left + column * width, bottom, width - 0.22, body)
             ax = made.add_axes(
                 (size[0] / made.get_figwidth(), bottom / height, size[2] / made.get_figwidth(), body / height)

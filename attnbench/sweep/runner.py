@@ -144,7 +144,7 @@ class _Sweep:
 
     def _record_unmeasured(self, cell: Cell, turn: Turn, status: str, reason: str) -> None:
         columns = cell.columns | {"session": self.session, "round": turn.round}
-        self.keep([unmeasured(columns, status, reason)])
+        self.keep([unmeasured(cell.definition, columns, status, reason)])
         self.measured -= 1
 
 

@@ -56,10 +56,13 @@ class Worker:
         return {"status": outcome["status"], "reason": where + outcome["reason"], "elapsed": outcome["elapsed"]}
 
 
-def unmeasured(columns: Mapping[str, Any], status: str, reason: str) -> dict[str, Any]:
+def unmeasured(
+    definition: Mapping[str, Any], columns: Mapping[str, Any], status: str, reason: str
+) -> dict[str, Any]:
     """The record of a cell that is not measured at all."""
     started = datetime.now(UTC).isoformat(timespec="milliseconds")
-    return {**columns, "status": status, "reason": reason, "started": started, "host": socket.gethostname()}
+    told = {"status": status, "reason": reason, "started": started, "host": socket.gethostname()}
+    return {**columns, **told, "details": _beside(definition) or None}
 
 
 def _record(job: Mapping[str, Any], row: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,6 +72,10 @@ def _record(job: Mapping[str, Any], row: Mapping[str, Any], common: Mapping[str,
     if own:
         changed = definition | own
         own["cell"] = cell_id(changed.pop("quantity"), changed)
-    beside = {key: value for key, value in definition.items() if key not in COLUMNS}
-    details = beside | dict(row.get("details") or {})
+    details = _beside(definition) | dict(row.get("details") or {})
     return {"status": "ok", **job["columns"], **common, **row, **own, "details": details or None}
+
+
+def _beside(definition: Mapping[str, Any]) -> dict[str, Any]:
+    """What defines a cell and has no column of its own."""
+    return {key: value for key, value in definition.items() if key not in COLUMNS}

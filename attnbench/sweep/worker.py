@@ -56,9 +56,7 @@ class Worker:
         return {"status": outcome["status"], "reason": where + outcome["reason"], "elapsed": outcome["elapsed"]}
 
 
-def unmeasured(
-    definition: Mapping[str, Any], columns: Mapping[str, Any], status: str, reason: str
-) -> dict[str, Any]:
+def unmeasured(definition: Mapping[str, Any], columns: Mapping[str, Any], status: str, reason: str) -> dict[str, Any]:
     """The record of a cell that is not measured at all."""
     started = datetime.now(UTC).isoformat(timespec="milliseconds")
     told = {"status": status, "reason": reason, "started": started, "host": socket.gethostname()}

@@ -105,6 +105,19 @@ def test_a_diverged_seed_is_an_outcome_and_not_a_score(loaded):
     assert found["outcomes"][["quantity", "label", "seed"]].values.tolist() == [["accuracy", "full", 2]]
 
 
+def test_a_training_that_did_not_take_place_stays_in_its_task(loaded):
+    run = Synthetic().trained("mqar", {"full": [1.0, 0.9]}, BASELINES, task_options={"pairs": 4})
+    unknown = {"unit": None, "length": None, "samples": None}  # what only a training can tell
+    said = {"status": "unsupported", "reason": "no causal form", "details": {"task_options": {"pairs": 4}}}
+    fields = {"task": "mqar", "metric": "accuracy", "mode": None, "scope": "model", "seed": 0, **unknown, **said}
+    run.add("accuracy", "linformer", None, **fields)
+    found = tables(loaded(run))
+    assert found["tasks"]["task"].tolist() == ["mqar"]
+    rows = found["accuracy"].set_index("label")
+    assert rows["length"].tolist() == [64, 64]
+    assert rows.loc["linformer", "status"] == "unsupported"
+
+
 def test_one_task_under_two_options_is_two_rows(loaded):
     run = Synthetic().trained("mqar", {"full": [1.0]}, {"seen": 0.25}, task_options={"pairs": 4})
     run.trained("mqar", {"full": [0.5]}, {"seen": 0.125}, task_options={"pairs": 8})

@@ -227,6 +227,7 @@ def test_a_grid_of_learning_rates_is_searched_on_a_seed_of_its_own_before_what_i
     assert scored["failing", 0]["status"] == "skipped"
     assert scored["failing", 0]["reason"] == "no learning rate was chosen: the search ended in error"
     assert scored["fine", 1]["status"] == "ok"
+    assert scored["failing", 0]["details"]["task_options"] == {}, "which task it was is said all the same"
     with pytest.raises(UserError, match="tuning_seed: must not be among the seeds"):
         sweep(tmp_path, TRAINED | {"accuracy": section | {"tuning_seed": 1}})
 

@@ -51,7 +51,7 @@ def accuracy_plot(accuracy: pd.DataFrame, scores: pd.DataFrame, baselines: pd.Da
                 (size[0] / made.get_figwidth(), bottom / height, size[2] / made.get_figwidth(), body / height)
             )
             _panel(ax, order, *panel, names=column == 0)
-        seeds = sorted({int(count) for count in accuracy["seeds"]})
+        seeds = sorted({int(count) for count in accuracy["seeds"] if count}) or [0]
         count = (
             f"{seeds[0]} seed{'s' if seeds[0] != 1 else ''}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
         )
@@ -63,6 +63,7 @@ def accuracy_plot(accuracy: pd.DataFrame, scores: pd.DataFrame, baselines: pd.Da
 
 
 _TASK = ["task", "task_options", "metric", "causal", "length"]
+_PATCH = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.8}  # under words that lines run through
 
 
 def _same_task(frame: pd.DataFrame, row: Mapping[str, Any]) -> pd.DataFrame:
@@ -99,7 +100,8 @@ def _panel(
     for row in rows_of(accuracy):
         y, look = order.index(row["label"]), look_of(row["label"])
         if math.isnan(row["mean"]):
-            ax.text(0.02, y, row["status"], transform=ax.get_yaxis_transform(), fontsize=7.5, color=SOFT, va="center")
+            words: dict[str, Any] = {"fontsize": 7.5, "color": SOFT, "va": "center", "bbox": _PATCH}
+            ax.text(0.02, y, row["status"], transform=ax.get_yaxis_transform(), **words)
             continue
         own = scores[(scores["label"] == row["label"]) & scores["value"].notna()]["value"]
         dots: dict[str, Any] = {
@@ -129,7 +131,7 @@ def _panel(
             color=SOFT,
             va="center",
             ha="right" if at_right else "left",
-            bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.8},
+            bbox=_PATCH,
         )
     ax.set_ylim(len(order) - 0.3 + 0.62 * max(len(baselines), 1), -0.7)
     ax.set_yticks(range(len(order)), order if names else [""] * len(order))

@@ -95,6 +95,15 @@ def test_the_page_is_self_contained_and_escapes_what_it_is_given(written):
     assert all(f'id="{name}"' in text for name in set(page.anchors))  # also every glyph and marker a plot refers to
 
 
+def test_every_link_of_a_page_without_times_leads_somewhere(tmp_path):
+    run = Synthetic().trained("mqar", {"full": [1.0] * 3, "local": [0.2] * 3}, {"seen": 0.25}).write(tmp_path / "run")
+    write_report(run, ("html",))
+    text, page = (run / "report.html").read_text(encoding="utf-8"), Page()
+    page.feed(text)
+    assert "table-accuracy" in page.anchors
+    assert [name for name in set(page.anchors) if f'id="{name}"' not in text] == []
+
+
 def test_the_page_tells_everything(written):
     home, _ = written
     text = html.unescape((home / "report.html").read_text(encoding="utf-8"))

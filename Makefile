@@ -56,7 +56,7 @@ results: $(STAMP)  ## the reference results of results/cpu-2core, all of them an
 	done
 	@rm -rf results/cpu-2core/aa results/cpu-2core/twice
 	@$(BIN)/python results/proofs/aa.py results/cpu-2core > results/cpu-2core/aa.md
-	@for proof in share threads overhead; do \
+	@for proof in share threads overhead first_steps; do \
 		$(BIN)/python results/proofs/$$proof.py > results/cpu-2core/$$proof.md || exit 1; \
 	done
 

@@ -32,7 +32,7 @@ def test_both_ways_of_getting_threads_are_compared_for_every_case():
     assert rows[-1][1:3] == ["1.00", "1.00"]  # local against itself, either way
 
 
-@pytest.mark.parametrize("name", ["peers.py", "overhead.py"])
+@pytest.mark.parametrize("name", ["peers.py", "overhead.py", "first_steps.py"])
 def test_a_script_says_what_it_takes(name):
     assert "usage" in script(name, "--help")
 

@@ -119,11 +119,16 @@ def _panel(
     bounded = unit == "fraction"
     if bounded:
         ax.set_xlim(-0.03, 1.03)
-    for place, row in enumerate(rows_of(baselines.sort_values("value"))):
+    lines = rows_of(baselines.sort_values("value"))
+    for row in lines:
         ax.axvline(row["value"], color=INK, linestyle=(0, (4, 3)), linewidth=0.8, alpha=0.6, zorder=1)
-        at_right = bounded and row["value"] > 0.6
+    low, high = ax.get_xlim()
+    wide = ax.bbox.width * 72 / ax.figure.dpi
+    for place, row in enumerate(lines):
+        told, way = f"{row['baseline']} {row['value']:.2f}", (row["value"] - low) / (high - low)
+        at_right = way > 0.5 and wide * way + 3.6 * len(told) > wide  # would leave the panel
         ax.annotate(
-            f"{row['baseline']} {row['value']:.2f}",
+            told,
             (row["value"], len(order) - 0.35 + 0.62 * place),
             xytext=(-3 if at_right else 3, 0),
             textcoords="offset points",

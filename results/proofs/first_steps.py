@@ -2,7 +2,7 @@
 
     python results/proofs/first_steps.py > results/cpu-2core/first_steps.md
 
-All is as in the specs but for one seed, no search for a rate, and the batch of `lra-listops`, 2 in place of 32.
+All is as in the specs but for one seed, no search for a rate, smaller batches, and few examples to validate and test on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,17 @@ from attnbench.analysis import load, tables
 from attnbench.sweep import load_spec, run
 
 STEPS = 20
-CHANGES: dict[str, dict[str, object]] = {"recall-256": {}, "lra-listops": {"accuracy.batch": 2}}
+FEW = {"validation": 16, "test": 16}
+CHANGES: dict[str, dict[str, object]] = {
+    "recall-256": {
+        "accuracy.batch": 16,
+        "accuracy.tasks": [{"name": "mqar", "length": 256, "pairs": 16, "vocab": 8192, "curriculum": False, **FEW}],
+    },
+    "lra-listops": {
+        "accuracy.batch": 2,
+        "accuracy.tasks": [{"name": "listops", "preset": "full", "train": 2000, **FEW}],
+    },
+}
 
 
 def main() -> None:

@@ -144,8 +144,8 @@ def _test(loop: Loop) -> dict[str, Any]:
     last = {name: value.clone() for name, value in loop.model.state_dict().items()}
     loop.model.load_state_dict(loop.best["state"])
     rows = Split(loop.task, "test")
-    where: dict[str, Any] = {"batch": loop.recipe.batch, "device": loop.device}
-    score = evaluate(loop.model, loop.task, rows, precision=loop.precision, **where)
+    batch = loop.recipe.batch
+    score = evaluate(loop.model, loop.task, rows, batch=batch, device=loop.device, precision=loop.precision)
     test = {
         "value": score.value,
         "correct": score.correct,
@@ -154,8 +154,8 @@ def _test(loop: Loop) -> dict[str, Any]:
         "examples": rows.count,
     }
     if loop.task.answer == "sequence":
-        where["batch"] = max(where["batch"], GENERATED)
-        test["generated"] = evaluate_generated(loop.model, loop.task, rows, **where)
+        batch = max(batch, GENERATED)
+        test["generated"] = evaluate_generated(loop.model, loop.task, rows, batch=batch, device=loop.device)
     loop.model.load_state_dict(last)
     return test
 

@@ -12,36 +12,40 @@ import tempfile
 from pathlib import Path
 
 from attnbench.analysis import load, tables
-from attnbench.sweep import load_spec, run
+from attnbench.sweep import Spec, load_spec, run
 
 STEPS = 20
 FEW = {"validation": 16, "test": 16}
-CHANGES: dict[str, dict[str, object]] = {
-    "recall-256": {
-        "accuracy.batch": 16,
-        "accuracy.tasks": [{"name": "mqar", "length": 256, "pairs": 16, "vocab": 8192, "curriculum": False, **FEW}],
-    },
-    "lra-listops": {
-        "accuracy.batch": 2,
-        "accuracy.tasks": [{"name": "listops", "preset": "full", "train": 2000, **FEW}],
-    },
-}
+BATCHES = {"recall-256": 16, "lra-listops": 2}
+
+
+def first_steps(name: str) -> Spec:
+    """The spec of that name, made short."""
+    accuracy = load_spec(name).accuracy
+    assert accuracy is not None
+    overrides: dict[str, object] = {
+        "tasks": [{"name": task.name, **task.options, **FEW} for task in accuracy.tasks],
+        "batch": BATCHES[name],
+        "steps": STEPS,
+        "evaluate_every": STEPS,
+        "seeds": [0],
+        "learning_rates": [],
+    }
+    return load_spec(name, overrides={f"accuracy.{key}": value for key, value in overrides.items()})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("specs", nargs="*", default=list(CHANGES))
+    parser.add_argument("specs", nargs="*", default=list(BATCHES))
     parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args()
     print(f"# The first {STEPS} steps of the published configurations\n")
     print("Made by `python results/proofs/first_steps.py > results/cpu-2core/first_steps.md`.\n")
     print("| spec | variant | outcome | mean loss | parameters |")
     print("|---|---|---|---|---|")
-    short: dict[str, object] = {"accuracy.steps": STEPS, "accuracy.evaluate_every": STEPS, "accuracy.seeds": [0]}
-    short["accuracy.learning_rates"] = []
     for name in arguments.specs:
         with tempfile.TemporaryDirectory() as folder:
-            run(load_spec(name, overrides=short | CHANGES[name]), folder, jobs=arguments.jobs)
+            run(first_steps(name), folder, jobs=arguments.jobs)
             found = tables(load(Path(folder)))
             losses = found["curves"].set_index("label")["train_loss"].to_dict()
             for _, row in found["scores"].iterrows():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attnbench.capabilities import Growth, Supports
 from attnbench.contract import Variant
-from attnbench.kernels.centroids import closest, follow, nearest, random_centroids
+from attnbench.kernels.centroids import closest, follow, random_centroids
 from attnbench.kernels.gathered import gathered_attention
 from attnbench.registry import register
 
@@ -71,16 +71,19 @@ class Routing(Variant):
         self.register_buffer("centroids", random_centroids(self.heads, self.clusters, self.head_dim))
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
-        queries, keys = self.taken(q, key_mask), self.taken(k, key_mask)
+        moves = self.training and torch.is_grad_enabled()  # else `follow` would do nothing
+        (queries, asks), (keys, gives) = (self._routed(x, key_mask, moves) for x in (q, k))
         out, _ = gathered_attention(q, k, v, queries.flatten(2), keys.flatten(2), self._tiles(q, key_mask))
-        if self.training:
-            members = [(x, nearest(x, self.centroids), key_mask) for x in (q, k)]
-            follow(self.centroids, out, members, self.decay)
+        if asks is not None and gives is not None:
+            follow(self.centroids, out, [(q, asks, key_mask), (k, gives, key_mask)], self.decay)
         return out
 
     def taken(self, x: Tensor, key_mask: Tensor | None) -> Tensor:
         """The positions that each centroid takes (batch, heads, clusters, w); under a mask the nearest first."""
-        return closest(x, self.centroids, -(-x.shape[2] // self.clusters), key_mask)
+        return self._routed(x, key_mask, False)[0]
+
+    def _routed(self, x: Tensor, key_mask: Tensor | None, choices: bool) -> tuple[Tensor, Tensor | None]:
+        return closest(x, self.centroids, -(-x.shape[2] // self.clusters), key_mask, choices)
 
     def _width(self, q: Tensor, key_mask: Tensor | None) -> Tensor:
         """(batch,): how many tokens a centroid takes of each sample's real ones."""

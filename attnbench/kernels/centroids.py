@@ -11,7 +11,10 @@ from torch.nn.functional import normalize
 
 __all__ = ["Members", "closest", "follow", "nearest", "random_centroids"]
 
-PIECE = 2**18  # similarities held at once, and never more than the tokens have elements
+PIECE = 2**18  # similarities of tokens that look for their centroid, held at once
+ROUTED = (
+    2**20
+)  # of centroids that look for their tokens: a product of a few centroids with all tokens runs at a fraction of the speed
 
 Members = tuple[Tensor, Tensor, Tensor | None]
 """x (batch, heads, n, width), the centroid that each token chose (batch, heads, n), which are real (batch, n; None: all)."""
@@ -33,24 +36,47 @@ def nearest(x: Tensor, centroids: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def closest(x: Tensor, centroids: Tensor, count: int, real: Tensor | None) -> Tensor:
+def closest(
+    x: Tensor, centroids: Tensor, count: int, real: Tensor | None, choices: bool = False
+) -> tuple[Tensor, Tensor | None]:
     """The `count` tokens of x (batch, heads, n, width) of largest cosine for each centroid.
 
     Positions (batch, heads, clusters, count). Where some are not `real` (batch, n; None: all
-    are), the nearest come first and those last.
+    are), the nearest come first and those last. With `choices` also, from the same cosines, the `nearest` of each token.
     """
-    batch, heads, n, _ = x.shape
-    some = max(1, min(PIECE, x.numel()) // (batch * heads * n))
-    found = []
+    some = max(1, min(ROUTED, x.numel()) // (x.shape[0] * x.shape[2]))  # centroids, of one head or of several
     with torch.autocast(x.device.type, enabled=False):
         x, centroids = x.to(_precise(x)), centroids.to(_precise(x))
-        lengths = torch.linalg.vector_norm(x.transpose(1, 2), dim=-1).clamp_min(torch.finfo(x.dtype).tiny)
-        for piece in centroids.split(some, dim=1):
-            cosines = (piece @ x.mT).div_(lengths.mT[:, :, None])
-            if real is not None:
-                cosines = cosines.masked_fill(~real[:, None, None], -torch.inf)
-            found.append(cosines.topk(count, dim=-1, sorted=real is not None).indices)
-    return torch.cat(found, dim=2)
+        lengths = torch.linalg.vector_norm(x.transpose(1, 2), dim=-1).clamp_min(torch.finfo(x.dtype).tiny).mT
+        together = max(1, some // centroids.shape[1])
+        few = zip(x.split(together, 1), lengths.split(together, 1), centroids.split(together), strict=True)
+        found = [_taken(*each, count, real, some, choices) for each in few]
+    taken, chosen = zip(*found, strict=True)
+    return torch.cat(taken, dim=1), torch.cat(chosen, dim=1) if choices else None
+
+
+def _taken(
+    x: Tensor, lengths: Tensor, centroids: Tensor, count: int, real: Tensor | None, some: int, choices: bool
+) -> tuple[Tensor, Tensor | None]:
+    """What `closest` returns, for heads whose `some` centroids at a time are looked at together."""
+    taken, best = [], None
+    for number, piece in enumerate(centroids.split(some, dim=1)):
+        cosines = (piece @ x.mT).div_(lengths[:, :, None])
+        if choices:
+            best = _better(best, cosines, number * some)
+        if real is not None:
+            cosines = cosines.masked_fill_(~real[:, None, None], -torch.inf)
+        taken.append(cosines.topk(count, dim=-1, sorted=real is not None).indices)
+    return torch.cat(taken, dim=2), best[1] if best else None
+
+
+def _better(best: tuple[Tensor, Tensor] | None, cosines: Tensor, start: int) -> tuple[Tensor, Tensor]:
+    """The largest cosine of each token and its centroid, of those before `start` and those that `cosines` begin there with."""
+    value, centroid = cosines.max(dim=2)
+    centroid += start
+    if best is None:
+        return value, centroid
+    return torch.maximum(best[0], value), torch.where(value > best[0], centroid, best[1])
 
 
 def follow(centroids: Tensor, out: Tensor, members: Sequence[Members], decay: float) -> None:

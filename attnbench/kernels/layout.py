@@ -6,6 +6,7 @@ all ranges are equally wide and no key is ever padded. Neighbouring tiles whose 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -56,9 +57,9 @@ class Piece:
     def _tiles(self, x: Tensor, first: int, length: int) -> Tensor:
         if not self.step:
             return x[self.heads, first : first + length]
-        head, stride = x[self.heads.start], x.stride()
-        offset = head.storage_offset() + first * stride[1]
-        return head.as_strided((self.count, length, *head.shape[1:]), (self.step * stride[1], *stride[1:]), offset)
+        across, along, *inner = x.stride()
+        offset = x.storage_offset() + self.heads.start * across + first * along
+        return x.as_strided((self.count, length, *x.shape[2:]), (self.step * along, along, *inner), offset)
 
 
 def tile_rows(band: Band) -> int:
@@ -66,19 +67,26 @@ def tile_rows(band: Band) -> int:
     return 64 if band.span > 96 else 32
 
 
-def _runs(band: Band, rows: int) -> Iterator[tuple[int, int, int, int]]:
-    """(first query, rows of a tile, start of its keys, number of tiles) of each run; the last tile may be shorter."""
-    width = _width(band, rows)
-    whole, rest = divmod(band.n_q, rows)
-    tile = 0
-    while tile < whole:
-        start, length = _start(band, tile * rows, width), 1
-        while tile + length < whole and _start(band, (tile + length) * rows, width) == start + length * rows:
+def _runs(band: Band, rows: int, tallest: int) -> Iterator[tuple[int, int, int, int]]:
+    """(first query, rows of a tile, start of its keys, number of tiles) of each run; the last tile may be shorter.
+
+    Tiles that see the very same keys, as at the ends of the sequence, become one, of at most `tallest` rows.
+    """
+    width, first = _width(band, rows), 0
+
+    def start_of(query: int) -> int:
+        return _start(band, query, width)
+
+    while first < band.n_q:
+        tall = length = 1
+        start, left = start_of(first), (band.n_q - first) // rows
+        while tall < left and (tall + 1) * rows <= tallest and start_of(first + tall * rows) == start:
+            tall += 1
+        while tall == 1 and length < left and start_of(first + length * rows) == start + length * rows:
             length += 1
-        yield tile * rows, rows, start, length
-        tile += length
-    if rest:
-        yield whole * rows, rest, _start(band, whole * rows, width), 1
+        tall = tall * rows if left else band.n_q - first
+        yield first, tall, start, length
+        first += tall * length
 
 
 def _width(band: Band, rows: int) -> int:
@@ -91,11 +99,20 @@ def _start(band: Band, first: int, width: int) -> int:
     return max(0, min(first + band.shift - band.before, band.n_k - width))
 
 
-def cut(band: Band, heads: int, room: int, rows: int | None = None) -> Iterator[Piece]:
-    """All pieces of a band over `heads` heads, with at most `room` scores each (or one tile, if that is more)."""
-    rows = min(tile_rows(band) if rows is None else rows, band.n_q)
+@functools.lru_cache(maxsize=64)  # a model asks for the same few again and again
+def cut(band: Band, heads: int, room: int, rows: int | None = None) -> tuple[Piece, ...]:
+    """All pieces of a band over `heads` heads, with at most `room` scores each (or one tile, if that is more).
+
+    Tiles have `rows` rows; where that is None, as many as suit the band.
+    """
+    return tuple(_pieces(band, heads, room, rows))
+
+
+def _pieces(band: Band, heads: int, room: int, rows: int | None) -> Iterator[Piece]:
+    given, rows = rows, min(tile_rows(band) if rows is None else rows, band.n_q)
     width = _width(band, rows)
-    for first, tall, start, length in _runs(band, rows):
+    tallest = rows if given else room // width  # where a caller counts in tiles, they stay as they are
+    for first, tall, start, length in _runs(band, rows, tallest):
         most = max(1, room // (tall * width))
         if length >= heads:  # along the sequence, head by head
             piece = Piece(slice(0, 1), first, tall, start, width, tall, 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -103,23 +105,21 @@ class _Call:
         """Every piece with its parts, all in turn over the same buffers."""
         acc = accumulator(self.k.dtype)
         room = piece_bytes(self.k.device) // acc.itemsize
-        pieces = list(cut(self.band, self.k.shape[0], room, self.rows))
+        pieces = cut(self.band, self.k.shape[0], room, self.rows)
         listed = 0 if self.extra is None else self.extra.shape[-1]
         spaces = [
             [self.k.new_empty(max(p.count * p.rows * width(p) for p in pieces), dtype=acc) for _ in range(buffers)]
             for width in (lambda p: p.width, lambda p: listed)
         ]
+
+        @functools.cache  # most pieces are alike
+        def views(part: int, *shape: int) -> list[Tensor]:
+            return [space[: math.prod(shape)].view(shape) for space in spaces[part]]
+
         for piece in pieces:
-            views = [
-                [
-                    space[: piece.count * width * piece.rows].view(piece.count, width, piece.rows)
-                    for space in spaces[part]
-                ]
-                for part, width in enumerate((piece.width, listed))
-            ]
-            parts: list[Part] = [self._window(piece, views[0])]
+            parts: list[Part] = [self._window(piece, views(0, piece.count, piece.width, piece.rows))]
             if listed:
-                parts.append(self._listed(piece, views[1]))
+                parts.append(self._listed(piece, views(1, piece.count, listed, piece.rows)))
             yield piece, parts
 
     def _window(self, piece: Piece, buffers: list[Tensor]) -> Window:
@@ -190,7 +190,7 @@ def _forward(
     safe, flat = bounded(q, k, scale), [x.flatten(0, 1) for x in (q, out, lse)]
     for piece, parts in _call(q, k, v, band, band_mask, extra, extra_mask, rows).pieces(1):
         tile, target, sums = (piece.queries(x) for x in flat)
-        sums.copy_(attend(transposed(tile, scale), parts, target, safe))
+        attend(transposed(tile, scale), parts, target, sums, safe)
     return out, lse
 
 

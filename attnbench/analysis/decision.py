@@ -45,6 +45,7 @@ def common_tasks(accuracy: pd.DataFrame) -> pd.DataFrame:
 def decisions(tables: Mapping[str, pd.DataFrame], baseline: str) -> pd.DataFrame:
     """One row per timed cell; within a setting and a length the fastest first, and what failed last.
 
+    Fastest is what the ratio to the baseline says, where there is one: a machine that drifts leaves it alone, seconds not.
     `speedup` is the baseline's time over the label's; `accuracy` the mean score over the `common_tasks`, and
     `worst_accuracy` the lowest of them; both are null where a label misses one of them.
     """
@@ -71,8 +72,9 @@ def decisions(tables: Mapping[str, pd.DataFrame], baseline: str) -> pd.DataFrame
     ]
     order = [*KEYS, *columns, "accuracy", "worst_accuracy", "worst_task", "at_floor", "status", "reason", *REST]
     setting = [column for column in WORK if column != "length"]
-    frame = arrange(frame, baseline).sort_values([*setting, "length", "seconds"], kind="stable", ignore_index=True)
-    return frame[order]
+    by = [*setting, "length", "speedup", "seconds"]
+    rising = [column != "speedup" for column in by]
+    return arrange(frame, baseline).sort_values(by, ascending=rising, kind="stable", ignore_index=True)[order]
 
 
 def _accuracy(scored: pd.DataFrame) -> pd.DataFrame:

@@ -38,8 +38,7 @@ def _fastest(run: Run, part: pd.DataFrame, crossover: pd.DataFrame) -> list[str]
     if good["label"].nunique() < 2:
         return []
     length = int(good["length"].max())
-    # By the ratio within rounds, as the plots rank: the machine's drift between rounds is in the seconds and not in it.
-    rows = rows_of(good[good["length"] == length].sort_values(["speedup", "seconds"], ascending=[False, True]))
+    rows = rows_of(good[good["length"] == length])
     best = rows[0]
     where = f"At length {length} ({describe(part)})"
     if not any(row["label"] == run.baseline for row in rows):

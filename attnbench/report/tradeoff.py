@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -17,6 +18,8 @@ from attnbench.report.style import INK, PAPER, SOFT, look_of, style
 from attnbench.report.units import readable
 
 __all__ = ["bubble_plot", "memory_speed_plot", "operating_plot", "pareto"]
+
+NAME = (90.0, 10.0)  # width and height of a baseline's name, in points
 
 
 def pareto(x: Sequence[float], y: Sequence[float]) -> list[int]:
@@ -71,13 +74,14 @@ def bubble_plot(decisions: pd.DataFrame, baselines: pd.DataFrame | None = None, 
             ax.scatter(row["tokens_per_second"], row["accuracy"], s=10, marker=look.marker, color=look.colour, zorder=4)
         for name, value in _lines(baselines).items():
             ax.axhline(value, color=SOFT, linestyle=(0, (4, 3)), linewidth=1, zorder=1)
-            at = ax.get_yaxis_transform()
+            side = _freer_side(ax, value, list(zip(x, y, radii, strict=True)))
             ax.text(
-                0.008,
+                0.008 if side == "left" else 0.992,
                 value,
                 f"{name} {value:.2f}",
-                transform=at,
+                transform=ax.get_yaxis_transform(),
                 fontsize=7.5,
+                ha=side,
                 color=SOFT,
                 zorder=5,
                 bbox={"facecolor": PAPER, "alpha": 0.75, "edgecolor": "none", "pad": 0.8},
@@ -92,6 +96,20 @@ def bubble_plot(decisions: pd.DataFrame, baselines: pd.DataFrame | None = None, 
         words += "" if math.isnan(largest) else f" (largest {readable(largest, 'bytes')})"
         wrap(made, "Speed, accuracy and memory", words + "; line: the Pareto front")
     return made
+
+
+def _freer_side(ax: Axes, value: float, bubbles: Sequence[tuple[float, float, float]]) -> Literal["left", "right"]:
+    """The end of a horizontal line whose name, written above it, would lie on fewer bubbles (x, y, radius in points)."""
+    point = ax.figure.dpi / 72
+    wide, high = (size * point for size in NAME)
+    touched = {"left": 0, "right": 0}
+    for x, y, radius in bubbles:
+        across, up = ax.transData.transform((x, y))
+        above, reach = up - ax.transData.transform((x, value))[1], radius * point
+        if -reach < above < reach + high:
+            touched["left"] += across - ax.bbox.x0 < reach + wide
+            touched["right"] += ax.bbox.x1 - across < reach + wide
+    return "right" if touched["right"] < touched["left"] else "left"
 
 
 def _radius(size: float, largest: float) -> float:

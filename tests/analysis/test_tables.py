@@ -47,6 +47,18 @@ def test_the_same_variant_twice_is_one_and_double_work_is_two(loaded):
         assert own["n"].tolist() == [15, 15]
 
 
+def test_decisions_are_ordered_by_the_ratio_within_rounds_not_by_seconds_of_different_rounds(loaded):
+    made = Synthetic()
+    shares = {"full": (1.0, 1.0, 1.0), "local": (0.5, 0.5, 0.5), "linear": (0.4, 0.9, 0.4)}
+    for number in range(9):
+        slow = 1 + number % 3
+        for label, share in shares.items():
+            made.add("speed", label, slow * share[number % 3], length=64, round=number)
+    found = tables(loaded(made))["decisions"]
+    assert found["label"].tolist() == ["linear", "local", "full"]
+    assert found["seconds"].tolist() == pytest.approx([1.2, 1.0, 2.0])
+
+
 def test_aa_intervals_contain_one_about_as_often_as_they_say(loaded):
     run = loaded(
         Synthetic(3).speed({"full": (1e-6, 1), "again": (1e-6, 1)}, list(range(64, 264)), rounds=10, noise=0.05)

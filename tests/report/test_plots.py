@@ -142,6 +142,17 @@ def test_scores_not_above_the_baseline_are_hollow(tmp_path):
     assert faces[report.look_of("local").colour] == "#ffffff"
 
 
+def test_the_name_of_a_baseline_evades_a_large_bubble(tmp_path):
+    run = Synthetic().speed({"full": (1e-9, 2.0), "synthesizer": (1e-8, 2.0)}, [256])
+    run.counted("memory", {"full": (1e3, 1.0), "synthesizer": (1e3, 2.0)}, [256])
+    run.trained("mqar", {"full": [1.0] * 3, "synthesizer": [0.25] * 3}, {"any value seen": 0.25, "constant": 0.6})
+    found = tables(load(run.write(tmp_path / "run")))
+    figure = report.bubble_plot(found["decisions"], found["baselines"])
+    sides = {text.get_text(): text.get_ha() for ax in figure.axes for text in ax.texts}
+    assert sides["any value seen 0.25"] == "right"
+    assert sides["constant 0.60"] == "left"
+
+
 def test_compared_runs_fill_what_changed(tmp_path):
     laws = {"full": (1e-9, 2.0), "local": (1e-6, 1.0), "linear": (1e-6, 1.0)}
     a = load(Synthetic(1).speed(laws, [64, 128]).write(tmp_path / "a"))

@@ -15,8 +15,8 @@ from attnbench.analysis import load, tables
 from attnbench.sweep import Spec, load_spec, run
 
 STEPS = 20
-FEW = {"validation": 16, "test": 16}
-BATCHES = {"recall-256": 16, "lra-listops": 2}
+FEW = {"validation": 8, "test": 8}
+BATCHES = {"recall-256": 4, "lra-listops": 2}
 
 
 def first_steps(name: str) -> Spec:

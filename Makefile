@@ -51,7 +51,7 @@ bench: $(STAMP)  ## every variant under pytest-benchmark, one after the other
 	@$(BIN)/python -m pytest tests/benchmarks --benchmark-autosave
 
 results: $(STAMP)  ## the reference results of results/cpu-2core, all of them anew (hours)
-	@for spec in quick recall tasks-short controls operating default decode; do \
+	@for spec in quick recall tasks-short controls lengths operating default decode; do \
 		$(BIN)/attnbench run $$spec --out results/cpu-2core/$$spec --jobs 2 --fresh || exit 1; \
 	done
 	@rm -rf results/cpu-2core/aa results/cpu-2core/twice

@@ -11,7 +11,7 @@ import torch
 
 from attnbench.backbone import Transformer
 from attnbench.errors import UserError
-from attnbench.measure.train_model import build_model
+from attnbench.measure.train_model import at_lengths, build_model
 from attnbench.tasks import Task, create_task
 
 __all__ = ["FORMAT", "load", "random_state", "restore", "restore_random_state", "save"]
@@ -59,7 +59,8 @@ def restore(path: Path, device: str = "cpu") -> tuple[Transformer, Task]:
             raise UserError(
                 f"{path}: trained with {name} {content['vocabulary'][name]}, task {task.name} now has {now}"
             )
-    model = build_model(task, setup["variant"], setup["options"], setup["model"], causal=setup["causal"])
+    longer = at_lengths(setup["task"], setup["task_options"], setup["test_lengths"])
+    model = build_model(task, setup["variant"], setup["options"], setup["model"], causal=setup["causal"], longer=longer)
     model.load_state_dict(content["best"]["state"] if content["best"] else content["model"])
     return model.to(device).eval(), task
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from attnbench.measure import train_checkpoint as checkpoints
 from attnbench.measure.operations import count_operations
 from attnbench.measure.recipe import Recipe
 from attnbench.measure.train_data import Shuffle, Split
-from attnbench.measure.train_model import build_model, evaluate, logits_of, optimizer_groups
+from attnbench.measure.train_model import at_lengths, build_model, evaluate, logits_of, optimizer_groups
 from attnbench.tasks import IGNORE, Batch, Task, create_task
 
 __all__ = ["Loop", "Setup"]
@@ -40,6 +40,7 @@ class Setup:
     device: str
     dtype: str
     causal: bool
+    test_lengths: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         if self.dtype not in PRECISIONS:
@@ -60,7 +61,10 @@ class Loop:
         self.precision = PRECISIONS[setup.dtype]
         self.task: Task = create_task(setup.task, **setup.task_options)
         self.stages = self._stages()
-        model = build_model(self.task, setup.variant, setup.options, setup.model, causal=setup.causal)
+        self.elsewhere = at_lengths(setup.task, setup.task_options, setup.test_lengths)
+        model = build_model(
+            self.task, setup.variant, setup.options, setup.model, causal=setup.causal, longer=self.elsewhere
+        )
         self.model = model.to(self.device)
         fused = self.device.type in ("cpu", "cuda")
         betas = (self.recipe.beta1, self.recipe.beta2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,15 +12,34 @@ from torch import Tensor, nn
 from attnbench.backbone import MultiHeadAttention, Transformer
 from attnbench.errors import UserError
 from attnbench.measure.train_data import Split
-from attnbench.tasks import Batch, Score, Task
+from attnbench.tasks import Batch, Score, Task, create_task
 
-__all__ = ["build_model", "evaluate", "evaluate_generated", "logits_of", "optimizer_groups", "parameter_counts"]
+__all__ = [
+    "at_lengths",
+    "build_model",
+    "evaluate",
+    "evaluate_generated",
+    "logits_of",
+    "optimizer_groups",
+    "parameter_counts",
+]
+
+
+def at_lengths(task: str, options: Mapping[str, Any], lengths: Sequence[int]) -> list[Task]:
+    """The same task at other lengths. Raises UserError where it has no option `length`."""
+    return [create_task(task, **{**options, "length": length}) for length in lengths]
 
 
 def build_model(
-    task: Task, variant: str, options: Mapping[str, Any], model: Mapping[str, Any], *, causal: bool
+    task: Task,
+    variant: str,
+    options: Mapping[str, Any],
+    model: Mapping[str, Any],
+    *,
+    causal: bool,
+    longer: Sequence[Task] = (),
 ) -> Transformer:
-    """The shared backbone, sized for a task: its vocabulary, classes, answer and longest length.
+    """The shared backbone, sized for a task: its vocabulary, classes, answer and longest length, or that of `longer` ones.
 
     `model` holds any further argument of Transformer. What it says of a decoder and its cross-attention counts where the task
     needs an encoder-decoder, since one model is described for all tasks of a sweep.
@@ -34,7 +53,9 @@ def build_model(
         raise UserError(f"task {task.name} allows {allowed}, received causal={causal}")
     sequence = task.answer == "sequence"
     architecture = model.get("architecture") or ("encoder-decoder" if sequence else "decoder" if causal else "encoder")
-    longest = task.length + task.output_length if architecture == "decoder" else max(task.length, task.output_length)
+    joined = architecture == "decoder"  # input and answer are one sequence
+    ends = [(each.length, each.output_length) for each in (task, *longer)]
+    longest = max(sum(end) if joined else max(end) for end in ends)
     settings = {
         "vocab": task.vocab,
         "answer": task.answer,

@@ -17,6 +17,7 @@ from attnbench.measure.recipe import Recipe
 from attnbench.measure.train_data import Split
 from attnbench.measure.train_loop import Loop, Setup, Watcher
 from attnbench.measure.train_model import evaluate, evaluate_generated, parameter_counts
+from attnbench.tasks import Score, Task
 
 __all__ = ["RateChoice", "Setup", "Training", "choose_rate", "train"]
 
@@ -70,6 +71,7 @@ def train(
     device: str = "cpu",
     dtype: str = "float32",
     causal: bool,
+    test_lengths: Sequence[int] = (),
     checkpoint: Path | None = None,
     on_progress: Watcher | None = None,
 ) -> Training:
@@ -78,6 +80,7 @@ def train(
     task, task_options, variant, options: registry names and own options. model: further arguments of the backbone.
     seed: decides weights, order of examples and dropout; the caller's random state is left alone.
     dtype: float32, or bfloat16 / float16 for mixed precision.
+    test_lengths: further lengths to test the same weights at (the slice "test length"); the model has room for the longest.
     checkpoint: a file to go on from if it exists, written at every look at validation; on a CPU the outcome is bit for bit that
         of a training that was never interrupted. A finished one hands back its outcome.
     on_progress: called after every step with the share of the budget that is spent and the loss.
@@ -97,6 +100,7 @@ def train(
         device=device,
         dtype=dtype,
         causal=causal,
+        test_lengths=list(test_lengths),
     )
     return _train(setup, checkpoint, on_progress, tested=True)
 
@@ -145,14 +149,17 @@ def _test(loop: Loop) -> dict[str, Any]:
     loop.model.load_state_dict(loop.best["state"])
     rows = Split(loop.task, "test")
     batch = loop.recipe.batch
-    score = evaluate(loop.model, loop.task, rows, batch=batch, device=loop.device, precision=loop.precision)
-    test = {
-        "value": score.value,
-        "correct": score.correct,
-        "total": score.total,
-        "by_slice": {name: {key: list(counts) for key, counts in by.items()} for name, by in score.by_slice.items()},
-        "examples": rows.count,
-    }
+
+    def scored(task: Task, rows: Split) -> Score:
+        return evaluate(loop.model, task, rows, batch=batch, device=loop.device, precision=loop.precision)
+
+    score = scored(loop.task, rows)
+    by_slice = {name: {key: list(counts) for key, counts in by.items()} for name, by in score.by_slice.items()}
+    if loop.elsewhere:
+        at = {loop.task.length: score} | {task.length: scored(task, Split(task, "test")) for task in loop.elsewhere}
+        by_slice["test length"] = {str(n): [at[n].correct, at[n].total] for n in sorted(at)}
+    test: dict[str, Any] = {"value": score.value, "correct": score.correct, "total": score.total}
+    test |= {"by_slice": by_slice, "examples": rows.count}
     if loop.task.answer == "sequence":
         batch = max(batch, GENERATED)
         test["generated"] = evaluate_generated(loop.model, loop.task, rows, batch=batch, device=loop.device)

@@ -12,7 +12,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from attnbench.report.canvas import cell_axes, empty, figure, label_ends, unit_axis, wrap
 from attnbench.report.growth import End
-from attnbench.report.style import INK, PAPER, look_of, style
+from attnbench.report.style import INK, PAPER, SOFT, look_of, style
 
 __all__ = ["accuracy_length_plot", "budget_plot", "curves_plot", "slices_plot"]
 
@@ -74,7 +74,10 @@ def slices_plot(slices: pd.DataFrame) -> Figure:
     name = _only(shown["slice"])
     title = f"Accuracy on {_only(shown['task'])} by {name}"
     at = pd.to_numeric(shown["slice_value"], errors="coerce")
-    return _cells(shown, title) if at.isna().any() else _series(shown.assign(at=at), "at", "value", title, name)
+    if at.isna().any():
+        return _cells(shown, title)
+    learned_at = float(shown["length"].iloc[0]) if name == "test length" else None
+    return _series(shown.assign(at=at), "at", "value", title, name, learned_at)
 
 
 def _cells(shown: pd.DataFrame, title: str) -> Figure:
@@ -92,7 +95,8 @@ def _cells(shown: pd.DataFrame, title: str) -> Figure:
     return made
 
 
-def _series(shown: pd.DataFrame, x: str, y: str, title: str, xlabel: str) -> Figure:
+def _series(shown: pd.DataFrame, x: str, y: str, title: str, xlabel: str, learned_at: float | None = None) -> Figure:
+    """A line for each label; a dashed one stands at the length of training, where it is another than that of testing."""
     with style():
         made, ax = _canvas(shown["label"].nunique())
         ends: list[End] = []
@@ -105,6 +109,11 @@ def _series(shown: pd.DataFrame, x: str, y: str, title: str, xlabel: str) -> Fig
                 ax.vlines(places[known], low[known], high[known], color=look.colour, linewidth=1.2, alpha=0.35)
             ax.plot(places, values, color=look.colour, marker=look.marker, dashes=look.dashes or (None, None))
             ends.append((float(places[-1]), float(values[-1]), f"{label}  {values[-1]:.2f}", look.colour))
+        if learned_at is not None:
+            ax.axvline(learned_at, color=SOFT, linestyle=(0, (4, 3)), linewidth=1, zorder=1)
+            ax.annotate(
+                "trained here", (learned_at, 0.02), xytext=(4, 0), textcoords="offset points", fontsize=8, color=SOFT
+            )
         _log_if_wide(ax, [float(value) for value in shown[x]])
         ax.set_xlabel(xlabel)
         ax.set_ylabel(_only(shown["metric"]))

@@ -66,7 +66,7 @@ def _training(cell: Cell, learning_rate: float | None) -> dict[str, Any]:
     given = {key: cell.definition[key] for key in keys}
     if learning_rate is not None:
         given["recipe"] = given["recipe"] | {"learning_rate": learning_rate}
-    return given | {"task": cell.definition["task_name"]}
+    return given | {"task": cell.definition["task_name"], "test_lengths": cell.definition.get("test_lengths", [])}
 
 
 def _gate(spec: Spec, cell: Cell, common: dict[str, Any]) -> dict[str, Any] | None:

@@ -48,6 +48,8 @@ def training_groups(spec: Spec, subjects: Sequence[tuple[Entry, VariantInfo]]) -
                 "recipe": recipe,
                 **shape,
             }
+            if section.test_lengths:
+                trained["test_lengths"] = _test_lengths(spec, section, task, cls)
             if section.learning_rates:
                 trained["learning_rates"] = section.learning_rates
                 if section.tune_on == "each" or place not in chosen:
@@ -89,6 +91,14 @@ def _checked_class(spec: Spec, task: TaskEntry) -> type[Task]:
                 f"valid options: {', '.join(valid)}"
             )
     return cls
+
+
+def _test_lengths(spec: Spec, section: Accuracy, task: TaskEntry, cls: type[Task]) -> list[int]:
+    if "length" not in inspect.signature(cls.__init__).parameters:
+        raise UserError(
+            f"{spec.source}: accuracy.test_lengths: received {section.test_lengths}, but task {task.label} has no option length"
+        )
+    return section.test_lengths
 
 
 def _causal(spec: Spec, section: Accuracy, task: TaskEntry, cls: type[Task]) -> bool:

@@ -75,6 +75,8 @@ class Accuracy(Section):
     learning_rates: a grid, from which validation chooses one for every variant and task, on `tuning_seed`, which is not scored;
         empty: the recipe's rate is taken as it is.
     tune_on: "each" task chooses rates of its own, or the "first" chooses for all: a grid for the price of one task.
+    test_lengths: further lengths that the trained weights are tested at, for tasks with an option `length`: train short, test
+        long. Positions must be of a kind that means something beyond the lengths of training, or none.
     causal: the pattern; None takes what each task prefers.
     device, dtype: of training; the device is by default the first of the sweep's.
     limit_seconds: time limit of one training.
@@ -87,6 +89,7 @@ class Accuracy(Section):
     learning_rates: list[Rate] = []
     tuning_seed: Seed = 1000
     tune_on: Literal["each", "first"] = "each"
+    test_lengths: list[Positive] = []
     causal: bool | None = None
     device: Device | None = None
     dtype: Dtype = "float32"
@@ -98,6 +101,7 @@ class Accuracy(Section):
     def _consistent(self) -> Accuracy:
         check_distinct("seeds", self.seeds)
         check_distinct("learning_rates", self.learning_rates)
+        check_distinct("test_lengths", self.test_lengths)
         if self.learning_rates and self.tuning_seed in self.seeds:
             raise Complaint("tuning_seed", f"must not be among the seeds that are scored, received {self.tuning_seed}")
         check_distinct("tasks", [(task.label, task.options) for task in self.tasks])

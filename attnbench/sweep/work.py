@@ -95,6 +95,7 @@ def train(payload: Mapping[str, Any]) -> dict[str, Any]:
             device=payload["device"],
             dtype=payload["dtype"],
             causal=payload["causal"],
+            test_lengths=payload["test_lengths"],
             checkpoint=checkpoint,
         )
     common = {"length": task.length, "metric": training.metric, "unit": training.unit}
@@ -114,7 +115,7 @@ def tune(payload: Mapping[str, Any]) -> dict[str, Any]:
 
     _prepare(payload)
     _limit_accelerator(payload["device"], payload["memory"])
-    keys = ("task", "task_options", "variant", "options", "model", "seed", "device", "dtype", "causal")
+    keys = ("task", "task_options", "variant", "options", "model", "seed", "device", "dtype", "causal", "test_lengths")
     setup = Setup(**{key: payload[key] for key in keys}, recipe=Recipe.of(payload["recipe"]))
     with pin_threads(payload["threads"]) as threads:
         choice = choose_rate(payload["learning_rates"], setup)

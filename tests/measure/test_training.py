@@ -135,6 +135,25 @@ def test_the_test_split_is_read_once_and_last() -> None:
     assert READS.count("validation") == 1
 
 
+def test_trained_short_and_tested_long(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    short = trained(steps=30)
+    result = trained(steps=30, test_lengths=[4, 12], checkpoint=path)
+    assert result.losses == short.losses  # with fixed positions more room changes nothing
+    assert result.value == short.value
+    assert result.test is not None
+    at = result.test["by_slice"]["test length"]
+    assert list(at) == ["4", "8", "12"]
+    assert at["8"] == [result.test["correct"], result.test["total"]]
+    model, _ = restore(path)
+    for length in (4, 12):
+        task = Previous(length)
+        alone = evaluate(model, task, Split(task, "test"), batch=16, device=torch.device("cpu"))
+        assert at[str(length)] == [alone.correct, alone.total]
+    learned = trained(steps=10, test_lengths=[12], model=MODEL | {"positions": "learned"})
+    assert learned.parameters == trained(steps=10, model=MODEL | {"positions": "learned"}).parameters + 4 * MODEL["dim"]
+
+
 def test_how_often_validation_is_looked_at_changes_nothing_else() -> None:
     often, seldom = (
         trained(steps=50, model=MODEL | {"dropout": 0.2}, recipe={"evaluate_every": every}) for every in (10, 50)

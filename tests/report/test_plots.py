@@ -153,6 +153,13 @@ def test_the_name_of_a_baseline_evades_a_large_bubble(tmp_path):
     assert sides["constant 0.60"] == "left"
 
 
+def test_the_length_of_training_is_marked_where_others_were_tested(found):
+    rows = found["slices"].query("slice == 'gap'").iloc[:2]
+    tested = rows.assign(slice="test length", slice_value=["64", "256"])
+    assert "trained here" in texts(report.slices_plot(tested))
+    assert "trained here" not in texts(report.slices_plot(rows))
+
+
 def test_compared_runs_fill_what_changed(tmp_path):
     laws = {"full": (1e-9, 2.0), "local": (1e-6, 1.0), "linear": (1e-6, 1.0)}
     a = load(Synthetic(1).speed(laws, [64, 128]).write(tmp_path / "a"))

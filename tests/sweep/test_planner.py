@@ -95,6 +95,19 @@ def test_rates_are_chosen_on_each_task_or_on_the_first_for_all():
         assert [cell.definition.get("tuned_on") for cell in waiting] == [None, tuned_on]
 
 
+def test_lengths_of_testing_define_a_training_and_the_choice_of_its_rate():
+    accuracy = {"tasks": ["mqar"], "seeds": [0], "learning_rates": [1e-3, 3e-3], "steps": 10}
+    plain, longer = (
+        plan(parse_spec({"variants": ["full"], "accuracy": accuracy | more})) for more in ({}, {"test_lengths": [128]})
+    )
+    assert not any("test_lengths" in cell.definition for cell in plain.cells)  # so that older records keep their names
+    known = {cell.quantity: cell.definition.get("test_lengths") for cell in longer.cells}
+    assert known == {"baseline": None, "tuning": [128], "accuracy": [128]}
+    assert {cell.id for cell in plain.cells} & {cell.id for cell in longer.cells} == {
+        cell.id for cell in plain.cells if cell.quantity == "baseline"
+    }
+
+
 def test_planning_constructs_nothing(monkeypatch):
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("a variant was constructed")
@@ -125,6 +138,10 @@ def test_state_is_measured_in_decoding_alone_and_compilation_never():
         (
             {"accuracy": {"tasks": ["mqr"], "steps": 1}, "quantities": ["accuracy"]},
             r"accuracy.tasks: unknown task 'mqr'",
+        ),
+        (
+            {"accuracy": {"tasks": ["digits"], "test_lengths": [128], "steps": 1}, "quantities": ["accuracy"]},
+            r"accuracy.test_lengths: received \[128\], but task digits has no option length",
         ),
     ],
 )

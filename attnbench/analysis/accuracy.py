@@ -45,6 +45,13 @@ def _with_task(records: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
+def _counting(column: pd.Series) -> pd.Series:
+    """The column, or its texts with whole numbers so written that 4 comes before 16."""
+    if column.name != "task_options":
+        return column
+    return column.astype("string").str.replace(r"\d+", lambda found: found[0].zfill(12), regex=True)
+
+
 def _plain(value: Any) -> str:
     return value if isinstance(value, str) else canonical(value)
 
@@ -60,7 +67,7 @@ def scores(run: Run) -> pd.DataFrame:
     frame["solved_at"] = frame["solved_at"].fillna(pd.Series(np.where(bounded, SOLVED, np.nan), index=frame.index))
     columns = ["label", "seed", "value", "status", "reason", "parameters", "operations", "seconds", "diverged_at"]
     extra = ["solved_at", "higher_is_better", "dim", "depth", "heads", "variant"]
-    frame = frame.sort_values([*TASK, "label", "seed"], kind="stable", na_position="first")
+    frame = frame.sort_values([*TASK, "label", "seed"], kind="stable", na_position="first", key=_counting)
     return frame[[*TASK, *columns, *extra]].reset_index(drop=True)
 
 
@@ -73,7 +80,8 @@ def baselines(run: Run) -> pd.DataFrame:
     frame = frame[frame["status"] == "ok"]
     frame["total"] = _detail(frame, "total")
     rows = []
-    for key, part in frame.groupby([*TASK, "label"], dropna=False, sort=True):
+    frame = frame.sort_values([*TASK, "label"], kind="stable", key=_counting)
+    for key, part in frame.groupby([*TASK, "label"], dropna=False, sort=False):
         value, low, high = t_interval(part["value"])
         total = part["total"].iloc[0]
         if np.isnan(low) and total and part["unit"].iloc[0] == "fraction":
@@ -99,6 +107,8 @@ def accuracy(run: Run, trained: pd.DataFrame, beside: pd.DataFrame) -> pd.DataFr
         sign = 1 if part["higher_is_better"].iloc[0] else -1
         good = part[part["status"] == "ok"]
         mean, low, high = t_interval(good["value"])
+        if part["unit"].iloc[0] == "fraction":  # few seeds that differ much reach beyond what a share can be
+            low, high = np.clip([low, high], 0, 1)
         solved = sign * good["value"] >= sign * good["solved_at"]
         row = setting | {"mean": mean, "low": low, "high": high, "seeds": len(good)}
         row["solved"] = float(solved.mean()) if len(good) and good["solved_at"].notna().all() else np.nan

@@ -31,8 +31,8 @@ def accuracy_plot(accuracy: pd.DataFrame, scores: pd.DataFrame, baselines: pd.Da
         for name, row in zip(names, rows_of(accuracy.drop_duplicates(_TASK)), strict=True)
     ]
     order = _order(accuracy)
-    columns = min(len(panels), 3)
-    lines = math.ceil(len(panels) / columns)
+    lines = math.ceil(len(panels) / 3)
+    columns = math.ceil(len(panels) / lines)
     with style():
         body = (
             0.5 + 0.2 * len(order) + 0.12 * baselines.groupby(_TASK, dropna=False).size().max() * bool(len(baselines))

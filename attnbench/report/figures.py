@@ -16,7 +16,7 @@ from attnbench.analysis.loading import WORK, Run, rows_of
 from attnbench.report.accuracy import accuracy_plot
 from attnbench.report.gallery import gallery_plot
 from attnbench.report.growth import memory_plot, operations_plot, state_plot, time_plot
-from attnbench.report.learning import accuracy_length_plot, budget_plot, curves_plot, slices_plot
+from attnbench.report.learning import accuracy_length_plot, apart_from_length, budget_plot, curves_plot, slices_plot
 from attnbench.report.speedup import heatmap_plot, speedup_plot
 from attnbench.report.tradeoff import bubble_plot, memory_speed_plot, operating_plot
 
@@ -91,16 +91,8 @@ def _scores(tables: Mapping[str, pd.DataFrame]) -> Iterator[Plot]:
         return
     three = tables["accuracy"], tables["scores"], tables["baselines"]
     yield _plot("accuracy", "Accuracy", "", "accuracy by variant, each seed a dot", accuracy_plot, *three)
-    for task, part in tables["accuracy"].groupby("task", sort=False):
-        if part["length"].nunique() > 1:
-            yield _plot(
-                "accuracy-length",
-                "Accuracy",
-                str(task),
-                "accuracy against length",
-                accuracy_length_plot,
-                _one_option(part),
-            )
+    for words, part in _by_length(tables["accuracy"]):
+        yield _plot("accuracy-length", "Accuracy", words, "accuracy against length", accuracy_length_plot, part)
     tasks = list(_tasks(tables["scores"], tables["curves"], tables["slices"]))
     for place, (words, _, curves, slices) in enumerate(tasks):
         for spent in ("seconds", "operations") if place == 0 else ():
@@ -114,11 +106,17 @@ def _scores(tables: Mapping[str, pd.DataFrame]) -> Iterator[Plot]:
             yield _plot("curves", "Accuracy", words, "learning curves", curves_plot, curves)
 
 
-def _one_option(part: pd.DataFrame) -> pd.DataFrame:
-    """The options under which the task was trained at the most lengths: length alone must vary."""
-    lengths = part.groupby("task_options", dropna=False)["length"].nunique()
-    best: Any = lengths.idxmax()
-    return part[part["task_options"].isna() if pd.isna(best) else (part["task_options"] == best).fillna(False)]
+def _by_length(accuracy: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """(words, rows) of every task that was trained at several lengths, all else equal."""
+    frame = accuracy.assign(others=apart_from_length(accuracy))
+    several = [
+        (str(task), str(others), part.drop(columns="others"))
+        for (task, others), part in frame.groupby(["task", "others"], sort=False)
+        if part["length"].nunique() > 1
+    ]
+    names = [task for task, _, _ in several]
+    for task, others, part in several:
+        yield task if names.count(task) == 1 else f"{task} {others}", part
 
 
 def _plot(kind: str, group: str, words: str, shows: str, draw: Callable[..., Figure], *arguments: Any) -> Plot:

@@ -54,12 +54,19 @@ def _learning(curves: pd.DataFrame, over: str, xlabel: str, title: str) -> Figur
     return made
 
 
+def apart_from_length(frame: pd.DataFrame) -> pd.Series:
+    """The tasks' options but for their length: equal for what differs in the length alone."""
+    options = frame["task_options"].fillna("").astype(str).str.split(", ")
+    return options.map(lambda each: ", ".join(option for option in each if not option.startswith("length=")))
+
+
 def accuracy_length_plot(accuracy: pd.DataFrame) -> Figure:
     """Mean score against the task's length, with t intervals over seeds, for one task at several lengths. From the table
     `accuracy`."""
     shown = accuracy[accuracy["mean"].notna() & accuracy["length"].notna()]
     if shown.empty:
         return empty("Accuracy against length: nothing was trained")
+    shown = shown.assign(task_options=apart_from_length(shown))
     return _series(
         shown, "length", "mean", f"Accuracy against length on {_only(shown['task'])}", "length of the task (tokens)"
     )
@@ -121,7 +128,7 @@ def _series(shown: pd.DataFrame, x: str, y: str, title: str, xlabel: str, learne
             ax.set_ylim(-0.03, 1.03)
         label_ends(ax, ends, title="label, at the last")
         pooled = "mean over seeds, 95 % t interval" if "low" in shown else "pooled over seeds"
-        wrap(made, title, pooled if x == "length" else _under(shown, pooled))
+        wrap(made, title, _under(shown, pooled))
     return made
 
 

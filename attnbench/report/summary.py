@@ -9,13 +9,14 @@ from typing import Any
 import pandas as pd
 
 from attnbench.analysis.accuracy import CONTROLS
-from attnbench.analysis.decision import task_name
+from attnbench.analysis.decision import common_tasks, task_name
 from attnbench.analysis.loading import Run, rows_of
 from attnbench.report.growth import describe
 from attnbench.report.units import ratio_text, readable
 
 __all__ = ["summary"]
 
+GOOD = 0.9
 _SETTING = ["scope", "mode", "causal", "device", "dtype", "batch", "heads", "head_dim", "dim", "depth"]
 
 
@@ -109,7 +110,18 @@ def _accuracy(run: Run, tables: Mapping[str, pd.DataFrame]) -> list[str]:
         if task["verdict"] == "not learned":
             words += f". {run.baseline} itself did not learn it, so this says nothing about the others"
         found.append(words + ".")
-    return found
+    return [*found, *_everywhere(tables["accuracy"])]
+
+
+def _everywhere(accuracy: pd.DataFrame) -> list[str]:
+    """Who gets `GOOD` on every task, where there are several."""
+    scored = common_tasks(accuracy[~accuracy["variant"].isin(CONTROLS)])
+    count = scored["name"].nunique()
+    if count < 2:
+        return []
+    means = scored.groupby("label", sort=False)["mean"].agg(["min", "count"])
+    good = [str(label) for label in means.index[(means["min"] >= GOOD) & (means["count"] == count)]]
+    return [f"At least {GOOD:g} on each of the {count} tasks: {_listed(good or ['no one'])}."]
 
 
 def _rows_of_task(frame: pd.DataFrame, task: Mapping[str, Any]) -> pd.DataFrame:

@@ -160,6 +160,28 @@ def test_the_length_of_training_is_marked_where_others_were_tested(found):
     assert "trained here" not in texts(report.slices_plot(rows))
 
 
+def test_accuracy_against_length_joins_what_differs_in_the_length_alone(tmp_path):
+    run = Synthetic()
+    for length in (64, 128):
+        for pairs in (16, 4):
+            options = {"length": length, "pairs": pairs}
+            run.trained("mqar", {"full": [1.0] * 3}, {"constant": 0.1}, length=length, task_options=options)
+    one = load(run.write(tmp_path / "run"))
+    found = tables(one)
+    plots = {plot.name: plot for plot in figures(one, found)}
+    assert {name for name in plots if name.startswith("accuracy-length")} == {
+        "accuracy-length-mqar-pairs-4",
+        "accuracy-length-mqar-pairs-16",
+    }
+    drawn_ = plots["accuracy-length-mqar-pairs-4"].draw()
+    assert drawn_.axes[0].lines[0].get_xdata().tolist() == [64, 128]
+    assert any("pairs=4; mean over seeds" in text for text in texts(drawn_))
+    # Numbers among the options count: 4 before 16, 64 before 128.
+    assert found["tasks"]["task_options"].tolist() == [
+        f"length={length}, pairs={pairs}" for length in (64, 128) for pairs in (4, 16)
+    ]
+
+
 def test_compared_runs_fill_what_changed(tmp_path):
     laws = {"full": (1e-9, 2.0), "local": (1e-6, 1.0), "linear": (1e-6, 1.0)}
     a = load(Synthetic(1).speed(laws, [64, 128]).write(tmp_path / "a"))

@@ -170,6 +170,15 @@ def test_the_summary_answers_the_question(tmp_path):
     assert "Every cell ended well." in text
 
 
+def test_the_summary_says_who_is_good_on_every_task(tmp_path):
+    made = Synthetic()
+    for pairs, linear in ((4, 0.95), (8, 0.5)):
+        scores = {"full": [1.0] * 3, "linear": [linear] * 3, "none": [0.1] * 3}
+        made.trained("mqar", scores, {"seen": 0.25}, task_options={"pairs": pairs})
+    run = load(made.write(tmp_path / "run"))
+    assert "At least 0.9 on each of the 2 tasks: full." in summary(run, tables(run))
+
+
 def test_the_summary_of_nothing(tmp_path):
     made = load(Synthetic().write(tmp_path / "run"))
     assert summary(made, tables(made)) == ["The run holds no measurement yet."]

@@ -12,7 +12,7 @@ from attnbench.analysis.intervals import binomial_interval, t_interval
 from attnbench.analysis.loading import Run, last_outcomes, rows_of
 from attnbench.sweep.records import canonical
 
-__all__ = ["CONTROLS", "accuracy", "baselines", "curves", "scores", "slices", "tasks"]
+__all__ = ["CONTROLS", "accuracy", "baselines", "counting", "curves", "scores", "slices", "tasks"]
 
 CONTROLS = ("none", "uniform")  # variants that cannot look anything up
 SOLVED = 0.95  # where a task names no threshold of its own
@@ -45,11 +45,13 @@ def _with_task(records: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
-def _counting(column: pd.Series) -> pd.Series:
-    """The column, or its texts with whole numbers so written that 4 comes before 16."""
-    if column.name != "task_options":
-        return column
-    return column.astype("string").str.replace(r"\d+", lambda found: found[0].zfill(12), regex=True)
+def counting(texts: pd.Series) -> pd.Series:
+    """Texts by which to sort: whole numbers are so written that 4 comes before 16."""
+    return texts.astype("string").str.replace(r"\d+", lambda found: found[0].zfill(12), regex=True)
+
+
+def _by_numbers(column: pd.Series) -> pd.Series:
+    return counting(column) if column.name == "task_options" else column
 
 
 def _plain(value: Any) -> str:
@@ -67,7 +69,7 @@ def scores(run: Run) -> pd.DataFrame:
     frame["solved_at"] = frame["solved_at"].fillna(pd.Series(np.where(bounded, SOLVED, np.nan), index=frame.index))
     columns = ["label", "seed", "value", "status", "reason", "parameters", "operations", "seconds", "diverged_at"]
     extra = ["solved_at", "higher_is_better", "dim", "depth", "heads", "variant"]
-    frame = frame.sort_values([*TASK, "label", "seed"], kind="stable", na_position="first", key=_counting)
+    frame = frame.sort_values([*TASK, "label", "seed"], kind="stable", na_position="first", key=_by_numbers)
     return frame[[*TASK, *columns, *extra]].reset_index(drop=True)
 
 
@@ -80,7 +82,7 @@ def baselines(run: Run) -> pd.DataFrame:
     frame = frame[frame["status"] == "ok"]
     frame["total"] = _detail(frame, "total")
     rows = []
-    frame = frame.sort_values([*TASK, "label"], kind="stable", key=_counting)
+    frame = frame.sort_values([*TASK, "label"], kind="stable", key=_by_numbers)
     for key, part in frame.groupby([*TASK, "label"], dropna=False, sort=False):
         value, low, high = t_interval(part["value"])
         total = part["total"].iloc[0]

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attnbench.analysis.accuracy import CONTROLS
+from attnbench.analysis.accuracy import CONTROLS, counting
 from attnbench.analysis.loading import rows_of
 from attnbench.report.canvas import empty, figure, label_points, mark_point, unit_axis, wrap
 from attnbench.report.growth import describe
@@ -192,7 +192,15 @@ def operating_plot(decisions: pd.DataFrame, length: int | None = None) -> Figure
         ax.set_xlabel("time")
         ax.set_ylabel("accuracy")
         _families(ax, here)
-        points = [(row["seconds"], row["accuracy"], row["label"], look_of(row["label"])) for row in rows]
+        points = [
+            (
+                row["seconds"],
+                row["accuracy"],
+                row["label"],
+                look_of(str(row["label"] if pd.isna(row["variant"]) else row["variant"])),
+            )
+            for row in rows
+        ]
         for x, y, _, look in points:
             mark_point(ax, x, y, look, area=44)
         label_points(ax, [(x, y, label, look.colour) for x, y, label, look in points])
@@ -210,6 +218,8 @@ def _described(table: pd.DataFrame, points: pd.DataFrame) -> str:
 def _families(ax: Axes, points: pd.DataFrame) -> None:
     for _, part in points.groupby("variant", sort=False):
         if len(part) > 1:
-            part = part.sort_values("seconds")
+            part = part.sort_values(
+                "label", key=_counting
+            )  # from setting to setting: times that are close change places
             colour = look_of(str(part["variant"].iloc[0])).colour
             ax.plot(part["seconds"], part["accuracy"], color=colour, linewidth=1.1, alpha=0.5, zorder=2)

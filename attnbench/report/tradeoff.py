@@ -219,7 +219,7 @@ def _families(ax: Axes, points: pd.DataFrame) -> None:
     for _, part in points.groupby("variant", sort=False):
         if len(part) > 1:
             part = part.sort_values(
-                "label", key=_counting
+                "label", key=counting
             )  # from setting to setting: times that are close change places
             colour = look_of(str(part["variant"].iloc[0])).colour
             ax.plot(part["seconds"], part["accuracy"], color=colour, linewidth=1.1, alpha=0.5, zorder=2)

@@ -31,6 +31,7 @@ def test_promises(variant: str, family: str) -> None:
     assert report.ok, "\n".join(map(str, report.failures))
 
 
+@pytest.mark.timeout(900)  # the compiler alone takes minutes for some, and others may be at work
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_one_compiled_graph_serves_every_length(variant: str) -> None:

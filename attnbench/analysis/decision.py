@@ -10,7 +10,7 @@ import pandas as pd
 from attnbench.analysis.costs import KEYS, REST, arrange
 from attnbench.analysis.loading import WORK, rows_of
 
-__all__ = ["common_tasks", "decisions", "task_name", "task_names"]
+__all__ = ["common_tasks", "decisions", "overall", "task_name", "task_names"]
 
 
 def task_name(row: Mapping[str, object]) -> str:
@@ -58,7 +58,7 @@ def decisions(tables: Mapping[str, pd.DataFrame], baseline: str) -> pd.DataFrame
     for name, column in (("memory", "bytes"), ("state", "state_bytes")):
         part = tables[name][[*on, "bytes"]].rename(columns={"bytes": column})
         frame = frame.merge(part, on=on, how="left")
-    frame = frame.merge(_accuracy(tables["accuracy"]), on="label", how="left")
+    frame = frame.merge(overall(tables["accuracy"]), on="label", how="left")
     columns = [
         "seconds",
         "low",
@@ -77,7 +77,8 @@ def decisions(tables: Mapping[str, pd.DataFrame], baseline: str) -> pd.DataFrame
     return arrange(frame, baseline).sort_values(by, ascending=rising, kind="stable", ignore_index=True)[order]
 
 
-def _accuracy(scored: pd.DataFrame) -> pd.DataFrame:
+def overall(scored: pd.DataFrame) -> pd.DataFrame:
+    """A row per label of the table `accuracy`: mean and lowest score over the `common_tasks`; null where one is missing."""
     common = common_tasks(scored)
     rows = []
     for label, part in common.groupby("label", sort=False):

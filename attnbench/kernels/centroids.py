@@ -12,9 +12,7 @@ from torch.nn.functional import normalize
 __all__ = ["Members", "closest", "follow", "nearest", "random_centroids"]
 
 PIECE = 2**18  # similarities of tokens that look for their centroid, held at once
-ROUTED = (
-    2**20
-)  # of centroids that look for their tokens: a product of a few centroids with all tokens runs at a fraction of the speed
+ROUTED = 2**20  # of centroids that look for their tokens: products of a few of them with all tokens are slow
 
 Members = tuple[Tensor, Tensor, Tensor | None]
 """x (batch, heads, n, width), the centroid that each token chose (batch, heads, n), which are real (batch, n; None: all)."""

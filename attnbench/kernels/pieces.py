@@ -91,9 +91,7 @@ def bounded(q: Tensor, k: Tensor, scale: float) -> bool:
     if q.device.type != "cpu":  # the answer would stall the device for longer than the maximum takes
         return False
     rows = (x.permute(*sorted(range(x.dim() - 1), key=x.stride, reverse=True), -1) for x in (q, k))  # in memory's order
-    longest = [
-        torch.linalg.vector_norm(x, dim=-1, dtype=accumulator(x.dtype)).max() for x in rows
-    ]  # three times faster
+    longest = [torch.linalg.vector_norm(x, dim=-1, dtype=accumulator(x.dtype)).max() for x in rows]
     return bool(longest[0] * longest[1] * abs(scale) <= LIMIT)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from attnbench.analysis.accuracy import CONTROLS
-from attnbench.analysis.decision import common_tasks, task_name
+from attnbench.analysis.decision import common_tasks, overall, task_name
 from attnbench.analysis.loading import Run, rows_of
 from attnbench.report.growth import describe
 from attnbench.report.units import ratio_text, readable
@@ -115,12 +115,12 @@ def _accuracy(run: Run, tables: Mapping[str, pd.DataFrame]) -> list[str]:
 
 def _everywhere(accuracy: pd.DataFrame) -> list[str]:
     """Who gets `GOOD` on every task, where there are several."""
-    scored = common_tasks(accuracy[~accuracy["variant"].isin(CONTROLS)])
-    count = scored["name"].nunique()
+    scored = accuracy[~accuracy["variant"].isin(CONTROLS)]
+    count = common_tasks(scored)["name"].nunique()
     if count < 2:
         return []
-    means = scored.groupby("label", sort=False)["mean"].agg(["min", "count"])
-    good = [str(label) for label in means.index[(means["min"] >= GOOD) & (means["count"] == count)]]
+    whole = overall(scored)
+    good = [str(label) for label in whole["label"][whole["worst_accuracy"] >= GOOD]]
     return [f"At least {GOOD:g} on each of the {count} tasks: {_listed(good or ['no one'])}."]
 
 

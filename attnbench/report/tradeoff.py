@@ -218,8 +218,6 @@ def _described(table: pd.DataFrame, points: pd.DataFrame) -> str:
 def _families(ax: Axes, points: pd.DataFrame) -> None:
     for _, part in points.groupby("variant", sort=False):
         if len(part) > 1:
-            part = part.sort_values(
-                "label", key=counting
-            )  # from setting to setting: times that are close change places
+            part = part.sort_values("label", key=counting)  # not by time: times that are close change places
             colour = look_of(str(part["variant"].iloc[0])).colour
             ax.plot(part["seconds"], part["accuracy"], color=colour, linewidth=1.1, alpha=0.5, zorder=2)

@@ -47,6 +47,13 @@ def test_the_fastest_comes_first_with_evidence(run, recommend):
     }
 
 
+def test_ranks_are_by_the_ratio_within_rounds_not_by_seconds_of_different_rounds(run):
+    found = dict(tables(run))
+    slow_phase = found["decisions"]["label"].eq("linear")
+    found["decisions"] = found["decisions"].assign(seconds=found["decisions"]["seconds"].mask(slow_phase, 100.0))
+    assert recommend_anew(run, 4096, found=found).ranked["label"].tolist() == ["linear", "local", "full"]
+
+
 def test_it_says_full_attention_when_that_is_the_answer(run, recommend):
     found = recommend(run, 256)
     assert found.ranked["label"].tolist()[0] == "full"

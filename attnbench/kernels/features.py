@@ -18,7 +18,10 @@ LOG2_E = math.log2(math.e)
 
 
 class FeatureMap(Protocol):
-    """Features (..., n, width) of x (..., n, d), written into `kept` where given; and the gradient of x, written into `out`."""
+    """Features (..., n, width) of x (..., n, d), written into `kept` where given; and the gradient of x, written into `out`.
+
+    The gradient of the features that comes in may lie in the same memory as `out`.
+    """
 
     def width(self, d: int) -> int: ...
 
@@ -46,7 +49,7 @@ class _Elementwise:
     def features(self, x: Tensor, kept: Tensor | None) -> Tensor:
         raise NotImplementedError
 
-    def slope(self, phi: Tensor, out: Tensor | None) -> Tensor:
+    def slope(self, phi: Tensor) -> Tensor:
         raise NotImplementedError
 
     def queries(self, x: Tensor, kept: Tensor | None = None) -> Tensor:
@@ -56,8 +59,11 @@ class _Elementwise:
         return self.queries(x, kept), None
 
     def queries_backward(self, x: Tensor, phi: Tensor, grad: Tensor, out: Tensor) -> None:
-        phi, grad = phi.unflatten(0, out.shape[:2]), grad.unflatten(0, out.shape[:2])
-        torch.mul(self.slope(phi, out if out.dtype == phi.dtype else None), grad, out=out)
+        slope = self.slope(phi)
+        if grad.data_ptr() == out.data_ptr():
+            grad.mul_(slope)
+        else:
+            torch.mul(slope.unflatten(0, out.shape[:2]), grad.unflatten(0, out.shape[:2]), out=out)
 
     keys_backward = queries_backward
 
@@ -69,8 +75,8 @@ class Elu(_Elementwise):
         # exp(x) below zero, where (exp(x) - 1) + 1 would lose its digits; x + 1 above. torch's own elu is also slower.
         return torch.clamp(x, max=0, out=kept).exp_().add_(x.clamp(min=0))
 
-    def slope(self, phi: Tensor, out: Tensor | None) -> Tensor:
-        return torch.clamp(phi, max=1, out=out)
+    def slope(self, phi: Tensor) -> Tensor:
+        return phi.clamp(max=1)
 
 
 class Relu(_Elementwise):
@@ -79,8 +85,8 @@ class Relu(_Elementwise):
     def features(self, x: Tensor, kept: Tensor | None) -> Tensor:
         return torch.clamp(x, min=0, out=kept)
 
-    def slope(self, phi: Tensor, out: Tensor | None) -> Tensor:
-        return torch.sign(phi, out=out)
+    def slope(self, phi: Tensor) -> Tensor:
+        return phi.sign()
 
 
 class PositiveRandom:

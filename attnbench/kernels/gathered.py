@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from attnbench.kernels.operators import operator
 from attnbench.kernels.parts import Hidden
 from attnbench.kernels.pieces import Mask, accumulator, attend, attend_backward, bounded, piece_scores, transposed
 
@@ -205,7 +206,7 @@ def _like_tokens(x: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     return x.new_empty_strided((batch, heads, n, width), strides, dtype=dtype).zero_()
 
 
-@torch.library.custom_op("attnbench::gathered_attention", mutates_args=())
+@operator("attnbench::gathered_attention")
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -279,7 +280,7 @@ def _(
     return _like_tokens(q, v.shape[-1], v.dtype), _like_tokens(q, 1, accumulator(q.dtype)).squeeze(-1)
 
 
-@torch.library.custom_op("attnbench::gathered_attention_backward", mutates_args=())
+@operator("attnbench::gathered_attention_backward")
 def _backward(
     q: Tensor,
     k: Tensor,

@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from attnbench.kernels.features import FeatureMap, feature_map
-from attnbench.kernels.sums import Keys, Queries, Sums, absorb, absorb_backward, read, read_backward
+from attnbench.kernels.operators import operator
+from attnbench.kernels.sums import Keys, Queries, Sums, absorb_, absorb_backward, read, read_backward
 
 __all__ = ["Sums", "explicit_weights", "extend", "linear_attention"]
 
@@ -70,7 +71,7 @@ def extend(
     """The output of one more token (n_q = n_k = 1) that sees itself and all before it, and the sums with it; no gradients."""
     phi = feature_map(feature, projection, sums.total.dtype)
     with torch.autocast(q.device.type, enabled=False):
-        sums = absorb(sums.flat(), Keys.load(phi, k, v, None))
+        sums = absorb_(sums.flat().copied(), Keys.load(phi, k, v, None))
         out = torch.empty_like(v)
         _normalise(read(sums, Queries.load(phi, q), None), out)
     return out, sums.unflat(*q.shape[:2])
@@ -114,13 +115,20 @@ def _normalise(summed: Tensor, out: Tensor) -> Tensor:
     return divisor
 
 
-def _unnormalised(grad: Tensor, out: Tensor, divisor: Tensor) -> Tensor:
+def _unnormalised(grad: Tensor, out: Tensor, divisor: Tensor, scratch: Tensor | None) -> Tensor:
     """Backward of `_normalise`: the gradient of [numerator, divisor]."""
     grad, out = (x.flatten(0, 1).to(divisor.dtype) for x in (grad, out))
     scaled = torch.empty(*grad.shape[:2], grad.shape[2] + 1, dtype=divisor.dtype, device=divisor.device)
     torch.div(grad, divisor, out=scaled[..., :-1])
-    scaled[..., -1] = -(scaled[..., :-1] * out).sum(dim=-1)
+    torch.sum(torch.mul(scaled[..., :-1], out, out=scratch), dim=-1, out=scaled[..., -1]).neg_()
     return scaled
+
+
+def _room(x: Tensor, width: int, dtype: torch.dtype) -> Tensor | None:
+    """x (batch, heads, n, w) as (batch * heads, n, width), to be written into; None where that would be a copy."""
+    if x.shape[3] != width or x.dtype != dtype or (x.shape[0] > 1 and x.stride(0) != x.shape[1] * x.stride(1)):
+        return None
+    return x.flatten(0, 1)
 
 
 def _like_tokens(x: Tensor, n: int, width: int) -> Tensor:
@@ -132,7 +140,7 @@ def _accumulator(q: Tensor) -> torch.dtype:
     return torch.promote_types(q.dtype, torch.float32)
 
 
-@torch.library.custom_op("attnbench::linear_attention", mutates_args=())
+@operator("attnbench::linear_attention")
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -146,19 +154,23 @@ def _forward(
     (batch, heads, n_q, d), n_k, e, acc = q.shape, k.shape[2], v.shape[3], _accumulator(q)
     phi = feature_map(feature, projection, acc)
     sums = Sums.empty(q.new_empty(0, dtype=acc), batch * heads, phi.width(d), e + 1)
-    out, divisors = _like_tokens(v, n_q, e), q.new_empty(batch * heads, n_q, 1, dtype=acc)
+    divisors, out = q.new_empty(batch * heads, n_q, 1, dtype=acc), None
     kept_q, kept_k = _kept(q, k, keep)
-    for key_rows, query_rows in _steps(q.shape, n_k, causal, q.device.type, 2):
+    for key_rows, query_rows in _steps(q.shape, n_k, causal, q.device.type, 1 if projection is None else 2):
         keys = None
         if key_rows is not None:
             keys = _load(phi, k, v, key_mask, key_rows, kept_k[:, :, key_rows] if keep else None)
         if query_rows is not None:
             queries = Queries.load(phi, q[:, :, query_rows], kept_q[:, :, query_rows] if keep else None)
-            divisors[:, query_rows] = _normalise(read(sums, queries, keys), out[:, :, query_rows])
+            summed = read(sums, queries, keys)
             del queries
+            out = _like_tokens(v, n_q, e) if out is None else out  # not before the first features have left
+            divisors[:, query_rows] = _normalise(summed, out[:, :, query_rows])
+            del summed
         if keys is not None:
-            sums = absorb(sums, keys)
+            sums = absorb_(sums, keys)
             del keys
+    out = _like_tokens(v, n_q, e) if out is None else out
     if causal and n_q > n_k:
         early = slice(0, n_q - n_k)
         out[:, :, early] = 0
@@ -190,7 +202,7 @@ def _(
     return out, divisors, total, top, *_kept(q, k, keep)
 
 
-@torch.library.custom_op("attnbench::linear_attention_backward", mutates_args=())
+@operator("attnbench::linear_attention_backward")
 def _backward(
     q: Tensor,
     k: Tensor,
@@ -209,32 +221,38 @@ def _backward(
     """Gradients of q, k and v; where `given`, q and k are features already."""
     phi = feature_map(feature, projection, divisors.dtype, given)
     key_mask = None if given else key_mask
-    steps = _steps(q.shape, k.shape[2], causal, q.device.type, 3)
+    steps = _steps(q.shape, k.shape[2], causal, q.device.type, 2 if projection is None else 3)
     states = [Sums(total, top).flat()] * (len(steps) + 1)
     if causal:  # every step has read sums of its own
         states[0] = Sums.empty(divisors, *states[-1].total.shape)
         for at, (key_rows, _) in enumerate(steps[:-1]):
             assert key_rows is not None
-            states[at + 1] = absorb(states[at], _load(phi, k, v, key_mask, key_rows))
+            states[at + 1] = absorb_(states[at].copied(), _load(phi, k, v, key_mask, key_rows))
     dq, dk, dv = (_like_tokens(x, *x.shape[2:]) for x in (q, k, v))
     if causal:
         dq[:, :, : max(0, q.shape[2] - k.shape[2])] = 0
     dsums = torch.zeros_like(states[-1].total)
+    features, width = total.shape[2], v.shape[3]
 
     def go_back(step: Step, before: Sums, after: Sums, dsums: Tensor) -> Tensor:
         key_rows, query_rows = step
         keys, dkeys, dvalues = None, total, total  # without keys, nothing is added to their gradients
         if key_rows is not None:
-            keys = _load(phi, k, v, key_mask, key_rows)
-            dkeys, dvalues, dsums = absorb_backward(dsums, keys, before, after)
+            keys, own_k, own_v = _load(phi, k, v, key_mask, key_rows), dk[:, :, key_rows], dv[:, :, key_rows]
+            rooms = _room(own_k, features, total.dtype), _room(own_v, width, total.dtype)
+            dkeys, dvalues, dsums = absorb_backward(dsums, keys, before, after, rooms)
         if query_rows is not None:
-            summed = _unnormalised(grad[:, :, query_rows], out[:, :, query_rows], divisors[:, query_rows])
+            own_q = dq[:, :, query_rows]
+            scratch, room_q = (_room(own_q, size, total.dtype) for size in (width, features))
+            summed = _unnormalised(grad[:, :, query_rows], out[:, :, query_rows], divisors[:, query_rows], scratch)
             queries = Queries.load(phi, q[:, :, query_rows])
-            dqueries, dsums = read_backward(summed, before, queries, keys, dkeys, dvalues, dsums)
-            phi.queries_backward(queries.x, queries.phi, dqueries, dq[:, :, query_rows])
+            dqueries, dsums = read_backward(summed, before, queries, keys, dkeys, dvalues, dsums, room_q)
+            del summed
+            phi.queries_backward(queries.x, queries.phi, dqueries, own_q)
         if keys is not None and key_rows is not None:
-            dv[:, :, key_rows] = dvalues.unflatten(0, dv.shape[:2])
-            phi.keys_backward(keys.x, keys.phi, dkeys, dk[:, :, key_rows])
+            if rooms[1] is None:
+                own_v.copy_(dvalues.unflatten(0, dv.shape[:2]))
+            phi.keys_backward(keys.x, keys.phi, dkeys, own_k)
         return dsums
 
     for at in reversed(range(len(steps))):

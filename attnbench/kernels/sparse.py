@@ -14,6 +14,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from attnbench.kernels import flex
 from attnbench.kernels.layout import Band, Piece, cut, tile_rows
+from attnbench.kernels.operators import operator
 from attnbench.kernels.parts import Keys, Listed, Triangles, Window
 from attnbench.kernels.pieces import (
     Mask,
@@ -172,7 +173,7 @@ def _call(
     return _Call(k.flatten(0, 1), v.flatten(0, 1), layout, tall, q.shape[0], masks[0], extra, masks[1])
 
 
-@torch.library.custom_op("attnbench::sparse_attention", mutates_args=())
+@operator("attnbench::sparse_attention")
 @unchanged_by_autocast
 def _forward(
     q: Tensor,
@@ -199,7 +200,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
     return v.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3], dtype=accumulator(q.dtype))
 
 
-@torch.library.custom_op("attnbench::sparse_attention_backward", mutates_args=())
+@operator("attnbench::sparse_attention_backward")
 @unchanged_by_autocast
 def _backward(
     q: Tensor,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attnbench.kernels.features import FeatureMap
 
-__all__ = ["Keys", "Queries", "Sums", "absorb", "absorb_backward", "read", "read_backward"]
+__all__ = ["Keys", "Queries", "Sums", "absorb_", "absorb_backward", "read", "read_backward"]
 
 
 class Sums(NamedTuple):
@@ -30,6 +30,9 @@ class Sums(NamedTuple):
 
     def flat(self) -> Sums:
         return Sums(self.total.flatten(0, 1), self.top.flatten())
+
+    def copied(self) -> Sums:
+        return Sums(self.total.clone(), self.top)
 
     def unflat(self, batch: int, heads: int) -> Sums:
         return Sums(self.total.unflatten(0, (batch, heads)), self.top.unflatten(0, (batch, heads)))
@@ -75,24 +78,28 @@ class Keys:
         return cls(x, features.flatten(0, 1), None if scale is None else scale.flatten(0, 1), values.flatten(0, 1))
 
 
-def absorb(sums: Sums, keys: Keys) -> Sums:
-    """The sums with a chunk of keys taken in."""
+def absorb_(sums: Sums, keys: Keys) -> Sums:
+    """The sums with a chunk of keys taken in; `sums.total` is written over."""
+    total, top, values = sums.total, sums.top, keys.values
     if keys.scale is None:
-        total, top, values, norm = sums.total.clone(), sums.top, keys.values, keys.phi.sum(dim=1)
+        norm = keys.phi.sum(dim=1)
     else:
         top = torch.maximum(sums.top, keys.scale.amax(dim=-1))
-        total = sums.total * (sums.top - top).exp2_()[:, None, None]
+        total.mul_((sums.top - top).exp2_()[:, None, None])
         weights = (keys.scale - top[:, None]).exp2_()[..., None]
-        values, norm = keys.values * weights, (keys.phi.mT @ weights)[..., 0]
-    total[..., :-1].add_(keys.phi.mT @ values)
+        values, norm = values * weights, (keys.phi.mT @ weights)[..., 0]
+    total[..., :-1].baddbmm_(keys.phi.mT, values)
     total[..., -1].add_(norm)
     return Sums(total, top)
 
 
-def absorb_backward(dsums: Tensor, keys: Keys, before: Sums, after: Sums) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the features, of the values, and of the sums before, of all in one: those after."""
-    dphi = (keys.values @ dsums[..., :-1].mT).add_(dsums[..., -1].unsqueeze(1))  # a baddbmm would first spread the row
-    dvalues = keys.phi @ dsums[..., :-1]
+def absorb_backward(
+    dsums: Tensor, keys: Keys, before: Sums, after: Sums, rooms: tuple[Tensor | None, Tensor | None]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of the features and of the values, each in the room given for it if any, and of the sums before."""
+    # A baddbmm would first spread the row.
+    dphi = torch.bmm(keys.values, dsums[..., :-1].mT, out=rooms[0]).add_(dsums[..., -1].unsqueeze(1))
+    dvalues = torch.bmm(keys.phi, dsums[..., :-1], out=rooms[1])
     if keys.scale is not None:
         weights = (keys.scale - after.top[:, None]).exp2_()[..., None]
         dphi, dvalues = dphi.mul_(weights), dvalues.mul_(weights)
@@ -102,7 +109,7 @@ def absorb_backward(dsums: Tensor, keys: Keys, before: Sums, after: Sums) -> tup
 
 def read(sums: Sums, queries: Queries, keys: Keys | None) -> Tensor:
     """[numerator, normaliser] (.., rows, e + 1) over the sums, and over the keys of the same rows up to each query."""
-    summed = queries.phi @ sums.total
+    summed = torch.bmm(queries.phi, sums.total)
     if keys is None:
         return summed
     factors, carry = _triangle(sums.top, keys)
@@ -115,17 +122,27 @@ def read(sums: Sums, queries: Queries, keys: Keys | None) -> Tensor:
 
 
 def read_backward(
-    grad: Tensor, sums: Sums, queries: Queries, keys: Keys | None, dphi: Tensor, dvalues: Tensor, dsums: Tensor
+    grad: Tensor,
+    sums: Sums,
+    queries: Queries,
+    keys: Keys | None,
+    dphi: Tensor,
+    dvalues: Tensor,
+    dsums: Tensor,
+    room: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the queries' features and of the sums; those of the keys' features and values are added in place."""
+    """Gradients of the queries' features (in `room` where there is one) and of the sums.
+
+    Those of the keys' features and values are added in place.
+    """
     if keys is None:
-        return grad @ sums.total.mT, torch.baddbmm(dsums, queries.phi.mT, grad)
+        return torch.bmm(grad, sums.total.mT, out=room), torch.baddbmm(dsums, queries.phi.mT, grad)
     factors, carry = _triangle(sums.top, keys)
     weights = (queries.phi @ keys.phi.mT).mul_(factors)
     dvalues.baddbmm_(weights.mT, grad[..., :-1])
     dweights = (grad[..., :-1] @ keys.values.mT).add_(grad[..., -1:]).mul_(factors)
     dphi.baddbmm_(dweights.mT, queries.phi)
-    dqueries = dweights @ keys.phi
+    dqueries = torch.bmm(dweights, keys.phi, out=room)
     if carry is not None:
         grad = grad * carry
     return dqueries.baddbmm_(grad, sums.total.mT), torch.baddbmm(dsums, queries.phi.mT, grad)

@@ -196,7 +196,7 @@ def label_points(
     """Names points in a plane: (x, y, text, colour); `radii` in points of type.
 
     Each name takes the freest place near its point, and a hairline where it had to move away. Names keep
-    off the texts that are there already, and off `lines` (x and y of their corners).
+    off the texts that are there already, off `lines` (x and y of their corners) and off each other's hairlines.
     """
     made = ax.figure
     renderer = cast(FigureCanvasAgg, made.canvas).get_renderer()
@@ -205,17 +205,19 @@ def label_points(
     centres = [ax.transData.transform((x, y)) for x, y, *_ in points]
     sizes = [(radii[i] if radii is not None else 4.0) * scale for i in range(len(points))]
     round_points = [np.concatenate([at - 0.8 * size, at + 0.8 * size]) for at, size in zip(centres, sizes, strict=True)]
-    blocked = np.array(round_points + [box for line in lines for box in _beads(ax, *line, scale)]).reshape(-1, 4)
+    blocked = round_points + [box for line in lines for box in _beads(ax, *line, scale)]
     taken = [np.array(written.get_window_extent(renderer).extents) for written in ax.texts]
     for i in sorted(range(len(points)), key=lambda i: (-centres[i][1], centres[i][0])):
         _, _, text, colour = points[i]
         written = ax.text(0, 0, text, fontsize=size, color=colour, va="center", ha="center", zorder=6)
         box = written.get_window_extent(renderer)
         room = (box.width + 2 * scale, box.height * 0.92)
-        best = _free_place(centres[i], sizes[i], room, blocked, np.array(taken).reshape(-1, 4), area, scale)
+        best = _free_place(
+            centres[i], sizes[i], room, *(np.array(x).reshape(-1, 4) for x in (blocked, taken)), area, scale
+        )
         written.set_position(tuple(ax.transData.inverted().transform(best)))
         taken.append(np.concatenate([best - np.array(room) / 2, best + np.array(room) / 2]))
-        _join(ax, centres[i], sizes[i], taken[-1], colour, scale)
+        taken += _join(ax, centres[i], sizes[i], taken[-1], colour, scale)
 
 
 def _beads(ax: Axes, xs: Sequence[float], ys: Sequence[float], scale: float) -> list[np.ndarray]:
@@ -229,6 +231,7 @@ def _beads(ax: Axes, xs: Sequence[float], ys: Sequence[float], scale: float) -> 
     return found
 
 
+HAIRLINE = 6  # points between a point's rim and its name from which on a hairline joins them
 # where a name may stand: at these distances (points) and angles from its point, the best first
 _PLACES = [
     (distance, np.cos(np.radians(angle)), np.sin(np.radians(angle)))
@@ -257,7 +260,24 @@ def _free_place(
     outside = size[0] * size[1] - _overlap(boxes, area[None])[:, 0]
     cost = 0.6 * scale * distance + 20 * outside
     cost += 14 * _overlap(boxes, taken).sum(axis=1) + 4 * _overlap(boxes, blocked).sum(axis=1)
+    hairs, drawn = _hairs(centre, radius, boxes, scale)
+    crossed = 14 * _overlap(hairs, taken).sum(axis=1) + 6 * _overlap(hairs, blocked).sum(axis=1)
+    cost += drawn * crossed.reshape(len(boxes), -1).sum(axis=1)
     return at[int(np.argmin(cost))]
+
+
+def _hairs(
+    centre: np.ndarray, radius: float, boxes: np.ndarray, scale: float, count: int = 12
+) -> tuple[np.ndarray, np.ndarray]:
+    """The hairlines from a point to each box as `count` small boxes each, one after the other; and which would be drawn."""
+    near = np.clip(centre, boxes[:, :2], boxes[:, 2:])
+    away = near - centre
+    distance = np.maximum(np.hypot(*away.T), 1e-9)
+    start = centre + away * np.minimum(1, (radius + 3 * scale) / distance)[:, None]
+    steps = np.linspace(0, 1, count, endpoint=False)[None, :, None]
+    points = (start[:, None] + (near - start)[:, None] * steps).reshape(-1, 2)
+    boxed = np.column_stack([points - 1.5 * scale, points + 1.5 * scale])
+    return boxed, distance >= radius + HAIRLINE * scale
 
 
 def _overlap(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -267,15 +287,16 @@ def _overlap(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.clip(width, 0, None) * np.clip(height, 0, None)
 
 
-def _join(ax: Axes, centre: np.ndarray, radius: float, box: np.ndarray, colour: str, scale: float) -> None:
-    """A hairline from a point's rim to its name, where the two are apart."""
+def _join(ax: Axes, centre: np.ndarray, radius: float, box: np.ndarray, colour: str, scale: float) -> list[np.ndarray]:
+    """A hairline from a point's rim to its name, where the two are apart; returns it as small boxes."""
     near = np.array([np.clip(centre[0], box[0], box[2]), np.clip(centre[1], box[1], box[3])])
     distance = float(np.hypot(*(near - centre)))
-    if distance < radius + 6 * scale:
-        return
+    if distance < radius + HAIRLINE * scale:
+        return []
     start = centre + (near - centre) / distance * radius
     ends = ax.transData.inverted().transform([start, near])
     ax.plot(ends[:, 0], ends[:, 1], color=colour, linewidth=0.6, alpha=0.6, zorder=4)
+    return _beads(ax, ends[:, 0], ends[:, 1], scale)
 
 
 def mark_point(ax: Axes, x: float, y: float, look: Look, *, hollow: bool = False, area: float = 36.0) -> None:

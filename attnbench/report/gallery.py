@@ -16,6 +16,8 @@ from attnbench.report.style import GRID, SOFT, look_of, style
 
 __all__ = ["gallery_plot"]
 
+FITS = 22  # characters of 8 points over one pattern
+
 
 def gallery_plot(patterns: Mapping[str, np.ndarray], columns: int = 6) -> Figure:
     """Draws (n, n) weights by name: `local`, or `local causal` for the causal form.
@@ -44,7 +46,8 @@ def gallery_plot(patterns: Mapping[str, np.ndarray], columns: int = 6) -> Figure
 
 
 def _draw(ax: Axes, name: str, weights: np.ndarray) -> None:
-    colour = look_of(name.removesuffix(" causal")).colour
+    label = name.removesuffix(" causal")
+    colour = look_of(label).colour
     top = float(weights.max()) or 1.0
     ramp = LinearSegmentedColormap.from_list("pattern", ["#ffffff", _light(colour), colour])
     shown = np.sqrt(weights / top)  # weights spread over orders of magnitude: what is faint is seen, too
@@ -57,7 +60,13 @@ def _draw(ax: Axes, name: str, weights: np.ndarray) -> None:
         spine.set_color(GRID)
     layers = path_length(weights)
     text = "never" if math.isinf(layers) else f"{layers:.0f} layer{'s' if layers != 1 else ''}"
-    ax.set_title(name if len(name) < 23 else name[:21] + "…", fontsize=8, loc="left", pad=11, color=colour)
+    if name != label:
+        text = f"causal, {text}"
+    size = max(6.0, 8.0 * min(1.0, FITS / len(label)))
+    longest = int(FITS * 8.0 / size)
+    ax.set_title(
+        label if len(label) <= longest else label[: longest - 1] + "…", fontsize=size, loc="left", pad=11, color=colour
+    )
     ax.text(0, 1.025, text, transform=ax.transAxes, fontsize=6.8, color=SOFT, va="bottom")
 
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from attnbench import report
 from attnbench.analysis import compare, load, tables
-from attnbench.report.canvas import svg_text
+from attnbench.report.canvas import figure, label_points, svg_text
 from attnbench.report.figures import figures
 from attnbench.report.tradeoff import pareto
 
@@ -195,12 +195,15 @@ def test_compared_runs_fill_what_changed(tmp_path):
 
 
 def test_gallery_names_its_patterns():
+    long = "performer(features=256)"
     figure = report.gallery_plot(
-        {"full": np.ones((6, 6)), "mine causal": np.tril(np.ones((6, 6))), "blind": np.zeros((6, 6))}
+        {"full": np.ones((6, 6)), f"{long} causal": np.tril(np.ones((6, 6))), "blind" * 9: np.zeros((6, 6))}
     )
     drawn(figure)
-    assert [ax.get_title(loc="left") for ax in figure.axes] == ["full", "mine causal", "blind"]
-    assert [ax.texts[0].get_text() for ax in figure.axes] == ["1 layer", "1 layer", "never"]
+    assert [ax.get_title(loc="left") for ax in figure.axes] == ["full", long, "blind" * 5 + "bli…"]
+    assert [ax.texts[0].get_text() for ax in figure.axes] == ["1 layer", "causal, 1 layer", "never"]
+    titles = [ax._left_title.get_window_extent() for ax in figure.axes]
+    assert not _overlapping(titles)
     drawn(report.gallery_plot({}))
 
 
@@ -239,6 +242,20 @@ def test_twenty_names_do_not_overlap(tmp_path):
     assert all(box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height for box in boxes)
     points = _boxes(report.memory_speed_plot(one["decisions"]))
     assert len(_overlapping(points)) == 0
+
+
+def test_no_hairline_crosses_a_name():
+    made = figure(8.6, 5.4)
+    ax = made.add_axes((0.1, 0.1, 0.87, 0.75))
+    ax.set(xlim=(0, 1), ylim=(0, 1))
+    places = [(0.42, 0.36), (0.49, 0.34), (0.53, 0.33), (0.52, 0.36), (0.58, 0.36), (0.61, 0.34)]
+    label_points(ax, [(x, y, f"performer(features={n})", "#333333") for n, (x, y) in enumerate(places)])
+    boxes = [text.get_window_extent(made.canvas.get_renderer()).padded(-2) for text in ax.texts]
+    assert ax.lines
+    for line in ax.lines:
+        start, end = ax.transData.transform(line.get_xydata())
+        for step in np.linspace(0, 1, 50)[:-1]:
+            assert not any(box.contains(*(start + (end - start) * step)) for box in boxes)
 
 
 def test_no_title_or_note_is_cut(run, found):

@@ -17,6 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+from numpy.typing import ArrayLike
 
 from attnbench.report.style import INK, PAPER, SOFT, Look, style
 from attnbench.report.units import readable
@@ -212,15 +213,14 @@ def label_points(
         written = ax.text(0, 0, text, fontsize=size, color=colour, va="center", ha="center", zorder=6)
         box = written.get_window_extent(renderer)
         room = (box.width + 2 * scale, box.height * 0.92)
-        best = _free_place(
-            centres[i], sizes[i], room, *(np.array(x).reshape(-1, 4) for x in (blocked, taken)), area, scale
-        )
+        solid, names = (np.array(boxes).reshape(-1, 4) for boxes in (blocked, taken))
+        best = _free_place(centres[i], sizes[i], room, solid, names, area, scale)
         written.set_position(tuple(ax.transData.inverted().transform(best)))
         taken.append(np.concatenate([best - np.array(room) / 2, best + np.array(room) / 2]))
         taken += _join(ax, centres[i], sizes[i], taken[-1], colour, scale)
 
 
-def _beads(ax: Axes, xs: Sequence[float], ys: Sequence[float], scale: float) -> list[np.ndarray]:
+def _beads(ax: Axes, xs: ArrayLike, ys: ArrayLike, scale: float) -> list[np.ndarray]:
     """A line as a string of small boxes."""
     corners = ax.transData.transform(np.column_stack([xs, ys]))
     found = []

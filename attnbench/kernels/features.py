@@ -117,12 +117,18 @@ class PositiveRandom:
         return phi, largest.sub_(x.square().sum(dim=-1), alpha=0.5 * LOG2_E * self.scale)
 
     def queries_backward(self, x: Tensor, phi: Tensor, grad: Tensor, out: Tensor) -> None:
-        slope = (grad.mul_(phi) @ self.projection).unflatten(0, out.shape[:2])
-        torch.div(slope, LOG2_E, out=out)
+        self._exponents_backward(grad.mul_(phi), out)
 
     def keys_backward(self, x: Tensor, phi: Tensor, grad: Tensor, out: Tensor) -> None:
-        self.queries_backward(x, phi, grad, out)
-        out.sub_(x * grad.sum(dim=-1, keepdim=True).unflatten(0, out.shape[:2]), alpha=self.scale)
+        weighted = grad.mul_(phi)
+        norms = weighted.sum(dim=-1, keepdim=True).unflatten(
+            0, out.shape[:2]
+        )  # before `out` is written: it may be `grad`
+        self._exponents_backward(weighted, out)
+        out.sub_(x * norms, alpha=self.scale)
+
+    def _exponents_backward(self, weighted: Tensor, out: Tensor) -> None:
+        torch.div((weighted @ self.projection).unflatten(0, out.shape[:2]), LOG2_E, out=out)
 
 
 FEATURES = {"elu": Elu, "relu": Relu}

@@ -102,6 +102,11 @@ def _steps(q: torch.Size, n_k: int, causal: bool, device: str, parts: int) -> li
     return [(chunk, None) for chunk in _chunks(0, earlier, size)] + pairs
 
 
+def _parts(projection: Any, *, backward: bool = False) -> int:
+    """Into how many steps a pass is cut at least: backward holds more at once, and so do random features, which are wider."""
+    return 1 + backward + (projection is not None)
+
+
 def _chunks(start: int, stop: int, size: int) -> list[slice]:
     return [slice(at, min(at + size, stop)) for at in range(start, stop, size)]
 
@@ -156,7 +161,7 @@ def _forward(
     sums = Sums.empty(q.new_empty(0, dtype=acc), batch * heads, phi.width(d), e + 1)
     divisors, out = q.new_empty(batch * heads, n_q, 1, dtype=acc), None
     kept_q, kept_k = _kept(q, k, keep)
-    for key_rows, query_rows in _steps(q.shape, n_k, causal, q.device.type, 1 if projection is None else 2):
+    for key_rows, query_rows in _steps(q.shape, n_k, causal, q.device.type, _parts(projection)):
         keys = None
         if key_rows is not None:
             keys = _load(phi, k, v, key_mask, key_rows, kept_k[:, :, key_rows] if keep else None)
@@ -221,7 +226,7 @@ def _backward(
     """Gradients of q, k and v; where `given`, q and k are features already."""
     phi = feature_map(feature, projection, divisors.dtype, given)
     key_mask = None if given else key_mask
-    steps = _steps(q.shape, k.shape[2], causal, q.device.type, 2 if projection is None else 3)
+    steps = _steps(q.shape, k.shape[2], causal, q.device.type, _parts(projection, backward=True))
     states = [Sums(total, top).flat()] * (len(steps) + 1)
     if causal:  # every step has read sums of its own
         states[0] = Sums.empty(divisors, *states[-1].total.shape)
@@ -285,14 +290,13 @@ def _gradients(ctx: Any, grad: Tensor | None, *unused: Any) -> tuple[Tensor | No
 _forward.register_autograd(_gradients, setup_context=_setup)
 
 
-def _products(q: Any, k: Any, v: Any, projection: Any, causal: bool) -> tuple[int, int, int]:
+def _products(q: Any, k: Any, v: Any, projection: Any, causal: bool, *, backward: bool = False) -> tuple[int, int, int]:
     """Multiply-adds of the features, of sums taken in and read, and of the triangles inside chunks."""
     (batch, heads, n_q, d), n_k, width = q, k[2], v[3] + 1
     features = d if projection is None else projection[0]
     mapped = 0 if projection is None else (n_q + n_k) * features * d
-    inside = sum(
-        (keys.stop - keys.start) ** 2 for keys, queries in _steps(q, n_k, causal, "cpu", 2) if keys and queries
-    )
+    steps = _steps(q, n_k, causal, "cpu", _parts(projection, backward=backward))
+    inside = sum((keys.stop - keys.start) ** 2 for keys, queries in steps if keys and queries)
     lead = batch * heads
     return lead * mapped, lead * (n_q + n_k) * features * width, lead * inside * (features + width)
 
@@ -308,5 +312,5 @@ def _flops(
 def _backward_flops(
     q: Any, k: Any, v: Any, key_mask: Any, projection: Any, feature: str, causal: bool, *rest: Any, **kwargs: Any
 ) -> int:
-    mapped, summed, inside = _products(q, k, v, projection, causal)
+    mapped, summed, inside = _products(q, k, v, projection, causal, backward=True)
     return 2 * (2 * mapped + 2 * summed + 3 * inside)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -61,18 +61,24 @@ def by_hand(feature, q, k, v, projection, key_mask, causal):
     feature=st.sampled_from(FEATURES),
     n_q=st.integers(1, 23),
     n_k=st.integers(1, 23),
+    batch=st.sampled_from([1, 2]),
+    width=st.sampled_from([4, 5]),
+    features=st.sampled_from([4, 7]),
     causal=st.booleans(),
     masked=st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
-def test_output_and_gradients_equal_explicit_weights(feature, n_q, n_k, causal, masked):
+@settings(max_examples=80, deadline=None)
+@example(feature="random", n_q=23, n_k=23, batch=1, width=4, features=4, causal=False, masked=False)
+@example(feature="random", n_q=23, n_k=23, batch=1, width=4, features=4, causal=True, masked=True)
+@example(feature="elu", n_q=23, n_k=23, batch=1, width=4, features=4, causal=True, masked=True)
+def test_output_and_gradients_equal_explicit_weights(feature, n_q, n_k, batch, width, features, causal, masked):
     with pytest.MonkeyPatch.context() as patch:
         chunks = prefix._chunks
         patch.setattr(prefix, "TRIANGLE", 4)
         patch.setattr(prefix, "_chunks", lambda start, stop, size: chunks(start, stop, min(size, 7)))
-        q, k, v = draw(n_q, n_k)
-        projection = projection_of(feature)
-        key_mask = torch.arange(n_k) % 3 != torch.tensor([[0], [1]]) if masked else None
+        q, k, v = draw(n_q, n_k, batch=batch, e=width)
+        projection = projection_of(feature, features=features)
+        key_mask = torch.arange(n_k) % 3 != torch.tensor([[0], [1]])[:batch] if masked else None
         out, _ = linear_attention(q, k, v, feature=feature, projection=projection, key_mask=key_mask, causal=causal)
         expected = by_hand(feature, q, k, v, projection, key_mask, causal)
         torch.testing.assert_close(out, expected)
@@ -188,6 +194,9 @@ def test_operations_grow_linearly_and_are_those_of_the_products():
         return forward.get_total_flops(), backward.get_total_flops()
 
     assert count(1024, False)[0] == 2 * 3 * 2 * 1024 * 8 * 9
+    # One triangle of 128 forward, two of 64 backward.
+    summed = 2 * 128 * 8 * 9
+    assert count(128, True) == (2 * 3 * (summed + 128**2 * 17), 2 * 3 * (2 * summed + 3 * 2 * 64**2 * 17))
     for causal in (False, True):
         short, long = count(1024, causal), count(4096, causal)
         assert [b / a for a, b in zip(short, long, strict=True)] == [4, 4]

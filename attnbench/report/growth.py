@@ -11,7 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attnbench.analysis.loading import rows_of
-from attnbench.report.canvas import empty, figure, label_ends, length_axis, unit_axis, wrap
+from attnbench.report.canvas import empty, figure, length_axis, unit_axis, wrap
+from attnbench.report.labels import label_ends
 from attnbench.report.style import SOFT, look_of, style
 
 __all__ = ["memory_plot", "operations_plot", "state_plot", "time_plot"]

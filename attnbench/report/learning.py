@@ -10,8 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from attnbench.report.canvas import cell_axes, empty, figure, label_ends, unit_axis, wrap
+from attnbench.report.canvas import cell_axes, empty, figure, unit_axis, wrap
 from attnbench.report.growth import End
+from attnbench.report.labels import label_ends
 from attnbench.report.style import INK, PAPER, SOFT, look_of, style
 
 __all__ = ["accuracy_length_plot", "budget_plot", "curves_plot", "slices_plot"]

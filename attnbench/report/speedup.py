@@ -15,8 +15,9 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLo
 
 from attnbench.analysis.accuracy import CONTROLS
 from attnbench.analysis.loading import rows_of
-from attnbench.report.canvas import cell_axes, empty, figure, label_ends, length_axis, wrap
+from attnbench.report.canvas import cell_axes, empty, figure, length_axis, wrap
 from attnbench.report.growth import describe
+from attnbench.report.labels import label_ends
 from attnbench.report.style import INK, PAPER, SOFT, look_of, style
 from attnbench.report.units import ratio_text
 

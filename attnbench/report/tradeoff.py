@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 
 from attnbench.analysis.accuracy import CONTROLS, counting
 from attnbench.analysis.loading import rows_of
-from attnbench.report.canvas import empty, figure, label_points, mark_point, unit_axis, wrap
+from attnbench.report.canvas import empty, figure, mark_point, unit_axis, wrap
 from attnbench.report.growth import describe
+from attnbench.report.labels import label_points
 from attnbench.report.style import INK, PAPER, SOFT, look_of, style
 from attnbench.report.units import readable
 

@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 
 from attnbench import report
 from attnbench.analysis import compare, load, tables
-from attnbench.report.canvas import figure, label_points, svg_text
+from attnbench.report.canvas import figure, svg_text
 from attnbench.report.figures import figures
+from attnbench.report.labels import label_points
 from attnbench.report.tradeoff import pareto
 
 from .synthetic import NAMES, Synthetic, sweep

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnbench.report.canvas import spread
+from attnbench.report.labels import spread
 from attnbench.report.style import _COLOURS, _KNOWN, look_of, style
 from attnbench.report.units import ratio_text, readable, share_text
 

@@ -48,6 +48,8 @@ class Supports:
     dropout: applies dropout to its weights in training.
     decode: a causal instance offers `prefill` and `step`.
     max_len: `max_len` is needed at construction and longer inputs are an error.
+    condense: keys and values are mixed along the length before queries look at them, by a map that is linear and the same for
+        every channel: `condense` applies it to tokens that are not yet projected, and the call takes the outcome.
     grouped: uses kv_heads < heads natively; where False the base class repeats the heads.
     reads: which of q, k, v the method reads; the backbone projects no others, and passes None for them.
     streams: further inputs, by name and width per head.
@@ -71,6 +73,7 @@ class Supports:
     dropout: bool = False
     decode: bool = False
     max_len: bool = False
+    condense: bool = False
     grouped: bool = False
     reads: tuple[str, ...] = ("q", "k", "v")
     streams: tuple[Stream, ...] = ()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from attnbench.capabilities import Supports
 from attnbench.errors import UserError, nearest
 
-__all__ = ["COMMON_OPTIONS", "Unsupported", "Variant", "resolve_options", "state_bytes"]
+__all__ = ["COMMON_OPTIONS", "Condensed", "Unsupported", "Variant", "resolve_options", "state_bytes"]
 
 COMMON_OPTIONS = ("heads", "head_dim", "kv_heads", "max_len", "causal", "dropout", "cross")
 
@@ -83,6 +83,14 @@ class _Checked(type):
         return module
 
 
+class Condensed(NamedTuple):
+    """Tokens (batch, heads or 1, slots, width), each mixed from many, and what a constant 1 in their place would come to, share
+    (batch or 1, heads or 1, slots, 1): a bias that is added to tokens after they were mixed counts as often."""
+
+    tokens: Tensor
+    share: Tensor
+
+
 class Variant(nn.Module, metaclass=_Checked):
     """The base class of every attention variant.
 
@@ -142,6 +150,14 @@ class Variant(nn.Module, metaclass=_Checked):
         """The method. Inputs are validated, k and v are zero at masked keys, and heads are equal unless `grouped`."""
         raise NotImplementedError(f"{type(self).__name__} must define mix(q, k, v, key_mask)")
 
+    def mix_length(self, tokens: Tensor, key_mask: Tensor | None) -> tuple[Condensed, Condensed]:
+        """What keys and what values come from, where `condense` is declared; tokens are valid and zero at masked keys."""
+        raise NotImplementedError(f"{type(self).__name__} must define mix_length(tokens, key_mask)")
+
+    def mix_slots(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, **streams: Tensor) -> Tensor:
+        """The rest of `mix` after `mix_length`: k and v have a row for each slot, and heads are equal unless `grouped`."""
+        raise NotImplementedError(f"{type(self).__name__} must define mix_slots(q, k, v, key_mask)")
+
     def reference(
         self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, **streams: Tensor
     ) -> Tensor:
@@ -159,19 +175,51 @@ class Variant(nn.Module, metaclass=_Checked):
     # -- what a caller calls ---------------------------------------------------------------------------------------------
 
     def forward(
-        self, q: Tensor | None, k: Tensor | None, v: Tensor, *, key_mask: Tensor | None = None, **streams: Tensor
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        condensed: bool = False,
+        **streams: Tensor,
     ) -> Tensor:
         """Mixes the tokens: (batch, heads, n_q, head_dim) out of q, k, v, as the module's head says.
+
+        condensed: k and v (batch, kv_heads, slots, head_dim) are projections of what `condense` gave for the same key_mask.
 
         Raises:
             ValueError: a shape, a type or a length does not fit.
             Unsupported: the call needs what the capabilities do not declare.
         """
-        q, k, v, key_mask, streams = self._prepared(q, k, v, key_mask, streams)
+        q, k, v, key_mask, streams = self._prepared(q, k, v, key_mask, streams, condensed)
         if v.shape[0] == 0:  # nothing to mix, and no variant needs a branch of its own for it
             return (v if q is None else q).clone()
-        out = self.mix(q, k, v, key_mask, **streams)
+        out = (self.mix_slots if condensed else self.mix)(q, k, v, key_mask, **streams)
         return out.to(v.dtype)
+
+    def condense(self, tokens: Tensor, *, key_mask: Tensor | None = None) -> tuple[Condensed, Condensed]:
+        """Mixes tokens (batch, heads or 1, n_k, width), not projected yet, into what keys and what values are projections of.
+
+        Projecting the mixtures and calling with condensed=True gives what mixing the projections gives: both maps are linear,
+        one along the length and one along the channels, and fewer tokens are left to project.
+
+        Raises:
+            ValueError: a shape or a length does not fit.
+            Unsupported: the capabilities do not declare it.
+        """
+        if not self.supports.condense:
+            raise Unsupported([f"{self.name} does not mix keys and values before it looks at them, so it condenses nothing"])
+        if tokens.ndim != 4 or tokens.shape[1] not in (1, self.kv_heads) or tokens.shape[2] == 0:
+            raise ValueError(
+                f"{self.name}: tokens must have shape (batch, kv_heads {self.kv_heads} or 1, n >= 1, width), "
+                f"received {tuple(tokens.shape)}"
+            )
+        self._validate_length(tokens.shape[2])
+        if key_mask is not None:
+            self._validate_mask(key_mask, tokens, tokens.shape[2])
+            tokens = tokens.masked_fill(~key_mask[:, None, :, None], 0)
+        return self.mix_length(tokens, key_mask)
 
     def prefill(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None, **streams: Tensor
@@ -185,9 +233,13 @@ class Variant(nn.Module, metaclass=_Checked):
 
     # -- manners ---------------------------------------------------------------------------------------------------------
 
-    def _prepared(self, q: Any, k: Any, v: Any, key_mask: Tensor | None, streams: dict[str, Tensor]) -> tuple[Any, ...]:
+    def _prepared(
+        self, q: Any, k: Any, v: Any, key_mask: Tensor | None, streams: dict[str, Tensor], condensed: bool = False
+    ) -> tuple[Any, ...]:
         """Validated inputs: grouped heads repeated, content at masked keys zero, what the method does not read None."""
-        self._validate(q, k, v, key_mask, streams)
+        if condensed and not self.supports.condense:
+            raise Unsupported([f"{self.name} does not mix keys and values before it looks at them: condensed must be False"])
+        self._validate(q, k, v, key_mask, streams, condensed)
         reads = self.supports.reads
         q, k = q if "q" in reads else None, k if "k" in reads else None
         if self.kv_heads != self.heads and not self.supports.grouped:
@@ -196,14 +248,17 @@ class Variant(nn.Module, metaclass=_Checked):
             v = v.repeat_interleave(repeats, dim=1)
         if key_mask is not None:
             hidden = ~key_mask[:, None, :, None]
-            k = None if k is None else k.masked_fill(hidden, 0)
-            v = v.masked_fill(hidden, 0)
+            if not condensed:
+                k = None if k is None else k.masked_fill(hidden, 0)
+                v = v.masked_fill(hidden, 0)
             if not self.supports.cross:  # self-attention: masked keys are masked queries too
                 q = None if q is None else q.masked_fill(hidden, 0)
                 streams = {name: stream.masked_fill(hidden, 0) for name, stream in streams.items()}
         return q, k, v, key_mask, streams
 
-    def _validate(self, q: Any, k: Any, v: Any, key_mask: Any, streams: dict[str, Tensor]) -> None:
+    def _validate(
+        self, q: Any, k: Any, v: Any, key_mask: Any, streams: dict[str, Tensor], condensed: bool = False
+    ) -> None:
         reads = self.supports.reads
         tensors = {
             "v": (v, self.kv_heads),
@@ -231,18 +286,26 @@ class Variant(nn.Module, metaclass=_Checked):
         n_q = n_k if q is None else q.shape[2]
         if k is not None and k.shape[2] != n_k:
             raise ValueError(f"{self.name}: k and v must have one length, received {k.shape[2]} and {n_k}")
+        if condensed:  # how many keys there were is not known here
+            n_k = n_q
         if key_mask is not None:
-            self._validate_mask(key_mask, v)
+            self._validate_mask(key_mask, v, None if condensed else n_k)
         if n_q != n_k and not self.supports.cross:
             raise Unsupported([f"{self.name} takes self-attention alone, received {n_q} queries and {n_k} keys"])
-        if self.supports.max_len and self.max_len is not None and max(n_q, n_k) > self.max_len:
-            raise ValueError(f"{self.name}: length {max(n_q, n_k)} exceeds max_len {self.max_len}")
+        self._validate_length(max(n_q, n_k))
         self._validate_streams(streams, v.shape[0], n_q)
 
-    def _validate_mask(self, key_mask: Any, v: Tensor) -> None:
+    def _validate_length(self, n: int) -> None:
+        if self.supports.max_len and self.max_len is not None and n > self.max_len:
+            raise ValueError(f"{self.name}: length {n} exceeds max_len {self.max_len}")
+
+    def _validate_mask(self, key_mask: Any, v: Tensor, n_k: int | None) -> None:
+        """n_k None: any length will do."""
         if not self.supports.padding:
             raise Unsupported([f"{self.name} takes no key_mask"])
-        wanted = (v.shape[0], v.shape[2])
+        if n_k is None and isinstance(key_mask, Tensor) and key_mask.ndim == 2:
+            n_k = key_mask.shape[1]
+        wanted = (v.shape[0], n_k)
         if not isinstance(key_mask, Tensor) or key_mask.dtype != torch.bool or tuple(key_mask.shape) != wanted:
             got = (
                 f"{key_mask.dtype} {tuple(key_mask.shape)}" if isinstance(key_mask, Tensor) else type(key_mask).__name__

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from attnbench.capabilities import Growth, Supports
-from attnbench.contract import Variant
+from attnbench.contract import Condensed, Variant
 from attnbench.errors import UserError, nearest
 from attnbench.registry import register
 
@@ -25,6 +25,7 @@ def supports(options: Mapping[str, Any]) -> Supports:
         padding=True,
         dropout=True,
         max_len=True,
+        condense=options["share"] != "none",
         time=Growth("n rank d", 1.0),
         memory=Growth("n d + rank d", 1.0),
         exact_when={"projection": "pooling", "rank": "n"},
@@ -77,30 +78,48 @@ class Linformer(Variant):
         self.mix_values = self.mix_keys if share == "keys-values" else nn.Parameter(torch.randn(shape) * scale)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+        k, v = self._mixed(self.mix_keys, k, key_mask), self._mixed(self.mix_values, v, key_mask)
+        return self.mix_slots(q, k, v, key_mask)
+
+    def mix_length(self, tokens: Tensor, key_mask: Tensor | None) -> tuple[Condensed, Condensed]:
+        real = tokens.new_ones(1, 1, tokens.shape[2], 1) if key_mask is None else key_mask[:, None, :, None].to(tokens)
+
+        def condensed(weights: Tensor | None) -> Condensed:
+            return Condensed(self._mixed(weights, tokens, key_mask), self._mixed(weights, real, key_mask))
+
+        keys = condensed(self.mix_keys)
+        return keys, keys if self.mix_values is self.mix_keys else condensed(self.mix_values)
+
+    def mix_slots(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
         mask = None
-        if self.projection == "learned":
-            k, v = _mixed(self.mix_keys, k), _mixed(self.mix_values, v)
-        else:
-            counts = self._counts(k.shape[2], key_mask, k.device)
-            k, v = self._folded(self.mix_keys, k, counts), self._folded(self.mix_values, v, counts)
-            if key_mask is not None:
-                real = counts > 0
-                # Where no slot is real, all are seen: their values are zero, and so is the output.
-                mask = (real | ~real.any(dim=1, keepdim=True))[:, None, None, :]
+        if self.projection != "learned" and key_mask is not None:
+            real = self._counts(key_mask.shape[1], key_mask, k.device) > 0
+            # Where no slot is real, all are seen: their values are zero, and so is the output.
+            mask = (real | ~real.any(dim=1, keepdim=True))[:, None, None, :]
         dropout = self.dropout if self.training else 0.0
         return scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+
+    def _mixed(self, weights: Tensor | None, x: Tensor, key_mask: Tensor | None) -> Tensor:
+        """The slots of x (batch, heads or 1, n, width), zero at masked tokens."""
+        if self.projection == "learned":
+            assert weights is not None
+            if x.shape[2] < weights.shape[2]:  # else the gradient would be copied into zeros for nothing
+                weights = weights[:, :, : x.shape[2]]
+            weights = weights.to(x.dtype)
+            if weights.shape[0] == 1:  # one product for all heads, and one gradient
+                return einsum(weights.squeeze(0), x, "rank n, batch heads n width -> batch heads rank width")
+            return weights @ x
+        blocks = pad(x, (0, 0, 0, -x.shape[2] % self.stride)).unflatten(2, (-1, self.stride))
+        if weights is None:
+            counts = self._counts(x.shape[2], key_mask, x.device).clamp(min=1)
+            return blocks.mean(dim=3) * (self.stride / counts).to(x.dtype)[:, None, :, None]
+        filters = weights.to(x.dtype).expand(max(x.shape[1], len(weights)), self.stride)
+        return einsum(filters, blocks, "heads stride, batch heads slots stride width -> batch heads slots width")
 
     def _counts(self, n: int, key_mask: Tensor | None, device: torch.device) -> Tensor:
         """(batch or 1, slots): real tokens in each slot."""
         real = torch.ones(1, n, dtype=torch.bool, device=device) if key_mask is None else key_mask
         return pad(real, (0, -n % self.stride)).unflatten(1, (-1, self.stride)).sum(dim=2)
-
-    def _folded(self, weights: Tensor | None, x: Tensor, counts: Tensor) -> Tensor:
-        blocks = pad(x, (0, 0, 0, -x.shape[2] % self.stride)).unflatten(2, (-1, self.stride))
-        if weights is None:
-            return blocks.mean(dim=3) * (self.stride / counts.clamp(min=1)).to(x.dtype)[:, None, :, None]
-        filters = weights.to(x.dtype).expand(self.heads, self.stride)
-        return einsum(filters, blocks, "heads stride, batch heads slots stride width -> batch heads slots width")
 
     def dense_weights(self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         real = torch.ones(1, k.shape[2], dtype=torch.bool, device=k.device) if key_mask is None else key_mask
@@ -125,10 +144,3 @@ class Linformer(Variant):
             return member / member.sum(dim=-1, keepdim=True).clamp(min=1)
         return member * weights[None, :, None, position % self.stride]
 
-
-def _mixed(weights: Tensor | None, x: Tensor) -> Tensor:
-    assert weights is not None
-    weights = weights[:, :, : x.shape[2]].to(x.dtype)
-    if weights.shape[0] == 1:  # one product for all heads, and one gradient
-        return einsum(weights[0], x, "rank n, batch heads n width -> batch heads rank width")
-    return weights @ x

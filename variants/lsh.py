@@ -71,16 +71,12 @@ class LSH(Variant):
     def order(self, q: Tensor, key_mask: Tensor | None) -> Tensor:
         """(batch, heads, hashes * n): the positions in sorted order, one round after the other, masked ones last."""
         precise = torch.promote_types(q.dtype, torch.float32)
-        rotations = rearrange(self.rotations.to(precise), "hash factor d column -> d (hash factor column)")
+        rotations = rearrange(self.rotations.to(precise), "hash factor d column -> (column hash factor) d")
         with torch.autocast(q.device.type, enabled=False):
-            rotated = rearrange(
-                q.to(precise) @ rotations,
-                "b h n (hash factor column) -> b h hash n factor column",
-                factor=FACTORS,
-                column=COLUMNS,
-            )
-        digits = torch.cat([rotated, -rotated], dim=-1).argmax(dim=-1)
-        hashed = sum(digits[..., factor] * (2 * COLUMNS) ** (FACTORS - 1 - factor) for factor in range(FACTORS))
+            rotated = rotations @ q.to(precise).mT  # tokens last: all that follows runs along them
+        rotated = rearrange(rotated, "b h (column hash factor) n -> column b h hash factor n", column=COLUMNS, factor=FACTORS)
+        hashed = _farthest(rotated).long()
+        hashed = sum(hashed[..., factor, :] * (2 * COLUMNS) ** (FACTORS - 1 - factor) for factor in range(FACTORS))
         if key_mask is not None:
             hashed = hashed.masked_fill(~key_mask[:, None, None], (2 * COLUMNS) ** FACTORS)
         return hashed.sort(dim=-1, stable=True).indices.flatten(2)
@@ -109,6 +105,17 @@ class LSH(Variant):
         alone = torch.eye(n, dtype=q.dtype, device=q.device).expand_as(scores)
         seen = found.any(dim=-1, keepdim=True)
         return torch.where(seen, scores.masked_fill(~seen, 0).softmax(dim=-1), alone)
+
+
+def _farthest(x: Tensor) -> Tensor:
+    """argmax [x; -x] along the first axis of x (columns, ...), without writing both out."""
+    columns = len(x)
+    length, best = x[0].abs(), (x[0] < 0).to(torch.uint8) * columns
+    for column in range(1, columns):
+        other = x[column].abs()
+        best = torch.where(other > length, column + (x[column] < 0).to(torch.uint8) * columns, best)
+        length = torch.maximum(length, other)
+    return best
 
 
 def _keys(q: Tensor) -> Tensor:

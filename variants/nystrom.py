@@ -67,21 +67,22 @@ class Nystrom(Variant):
         if key_mask is not None:
             slots = filled_slots(key_mask, self.landmarks)
         seen, slots_seen = (None if mask is None else _some(mask)[:, None, None, :] for mask in (key_mask, slots))
-        inverse = self._inverse(queries, keys, slots)
         gathered = scaled_dot_product_attention(queries, k, v, attn_mask=seen)
-        out = scaled_dot_product_attention(q, keys, (inverse @ gathered.to(inverse)).to(v), attn_mask=slots_seen)
+        spread = self._inverted(queries, keys, slots, gathered).to(v)
+        out = scaled_dot_product_attention(q, keys, spread, attn_mask=slots_seen)
         return out if self.residual is None else out + self._convolved(v)
 
-    def _inverse(self, queries: Tensor, keys: Tensor, slots: Tensor | None) -> Tensor:
-        """pinv(softmax(Q K^T)), in float32 at least; rows and columns of empty slots are zero."""
+    def _inverted(self, queries: Tensor, keys: Tensor, slots: Tensor | None, gathered: Tensor) -> Tensor:
+        """pinv(softmax(Q K^T)) times what the landmarks gathered, in float32 at least; empty slots count for nothing."""
         wide = torch.promote_types(queries.dtype, torch.float32)
         with torch.autocast(queries.device.type, enabled=False):
             scores = queries.to(wide) @ keys.to(wide).mT * self.head_dim**-0.5
             if slots is None:
-                return pseudo_inverse(scores.softmax(dim=-1), self.iterations)
-            rows, columns = slots[:, None, :, None], slots[:, None, None, :]
-            weights = scores.masked_fill(rows & ~columns, -torch.inf).softmax(dim=-1)
-            return pseudo_inverse(weights * (rows & columns), self.iterations)
+                weights = scores.softmax(dim=-1)
+            else:
+                rows, columns = slots[:, None, :, None], slots[:, None, None, :]
+                weights = scores.masked_fill(rows & ~columns, -torch.inf).softmax(dim=-1) * (rows & columns)
+            return pseudo_inverse(weights, self.iterations, gathered.to(wide))
 
     def _convolved(self, v: Tensor) -> Tensor:
         assert self.residual is not None
@@ -105,8 +106,8 @@ class Nystrom(Variant):
                 (a @ b.mT * self.head_dim**-0.5) for a, b in ((q[sample], keys), (queries, keys), (queries, k[sample]))
             )
             far = far.masked_fill(~tokens, -torch.inf)
-            inverse = pseudo_inverse(core.softmax(dim=-1)[None], self.iterations)[0]
-            weights.append(near.softmax(dim=-1) @ inverse @ far.softmax(dim=-1))
+            spread = pseudo_inverse(core.softmax(dim=-1)[None], self.iterations, far.softmax(dim=-1)[None])[0]
+            weights.append(near.softmax(dim=-1) @ spread)
         dense = torch.stack(weights)
         if self.residual is not None:
             reach = self.residual.shape[1] // 2
@@ -116,17 +117,24 @@ class Nystrom(Variant):
         return dense.to(q.dtype)
 
 
-def pseudo_inverse(a: Tensor, iterations: int) -> Tensor:
-    """The iterated Moore-Penrose inverse of a (batch, heads, m, m): equation 14 of the source, multiplied out."""
-    lead, a = a.shape[:2], a.flatten(0, 1)
+def pseudo_inverse(a: Tensor, iterations: int, right: Tensor) -> Tensor:
+    """The iterated Moore-Penrose inverse of a (batch, heads, m, m), equation 14 of the source, times right (batch, heads, m, e).
+
+    The last iterate is not written out: its factors meet `right` one by one, which is narrower.
+    """
+    lead, a, right = a.shape[:2], a.flatten(0, 1), right.flatten(0, 1)
     norms = a.abs().sum(dim=-2).amax(dim=-1) * a.abs().sum(dim=-1).amax(dim=-1)
     z = a.mT / norms.clamp(min=torch.finfo(a.dtype).tiny)[:, None, None]
-    for _ in range(iterations):
-        az = a @ z
-        inner = torch.baddbmm(az, az, az, beta=7, alpha=-1)
-        inner = torch.baddbmm(az, az, inner, beta=15, alpha=-1)
-        z = torch.baddbmm(z, z, inner, beta=13 / 4, alpha=-1 / 4)
-    return z.unflatten(0, lead)
+    minus = -a  # factors of 1 cost nothing in the backward pass, factors of -1 would
+    for _ in range(iterations - 1):
+        step = minus @ z
+        inner = torch.baddbmm(step, step, step, beta=7)
+        inner = torch.baddbmm(step, step, inner, beta=15)
+        z = torch.baddbmm(z, z, inner, beta=13 / 4, alpha=1 / 4)
+    inner = right
+    for factor in (7, 15, 13):
+        inner = torch.baddbmm(right, minus, z @ inner, beta=factor)
+    return (z @ (inner / 4)).unflatten(0, lead)
 
 
 def segment_means(x: Tensor, landmarks: int, key_mask: Tensor | None) -> Tensor:
@@ -137,9 +145,10 @@ def segment_means(x: Tensor, landmarks: int, key_mask: Tensor | None) -> Tensor:
     batch, heads, n, width = x.shape
     if key_mask is None:
         size = -(-n // landmarks)
-        blocks = pad(x, (0, 0, 0, -n % size)).unflatten(2, (-1, size))
+        x = pad(x, (0, 0, 0, -n % size)) if n % size else x  # padding by nothing would copy
         counts = (n - torch.arange(0, n, size, device=x.device)).clamp(max=size)
-        return blocks.mean(dim=3) * (size / counts)[:, None].to(x.dtype)
+        # Not the mean, whose gradient would be written out for every token before it is divided.
+        return x.unflatten(2, (-1, size)).sum(dim=3) * (1 / counts)[:, None].to(x.dtype)
     wide, slots = torch.promote_types(x.dtype, torch.float32), min(landmarks, n)
     slot = ((key_mask.cumsum(dim=1) - 1) // _sizes(key_mask, landmarks)).clamp(min=0)
     slot = slot + slots * torch.arange(batch, device=x.device)[:, None]

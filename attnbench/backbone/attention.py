@@ -10,7 +10,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from attnbench.backbone.positions import rotate
-from attnbench.contract import Unsupported
+from attnbench.contract import Condensed, Unsupported
 from attnbench.errors import UserError
 from attnbench.registry import create_variant
 
@@ -18,11 +18,15 @@ __all__ = ["Decoding", "Memory", "MultiHeadAttention"]
 
 
 class Memory(NamedTuple):
-    """What queries look at: projected keys (None where the variant reads none) and values, and which are real."""
+    """What queries look at: projected keys (None where the variant reads none) and values, and which tokens are real.
+
+    condensed: keys and values are those of slots, to which the variant has condensed the tokens before they were projected.
+    """
 
     k: Any
     v: Tensor
     key_mask: Tensor | None
+    condensed: bool = False
 
 
 class Decoding(NamedTuple):
@@ -96,6 +100,8 @@ class MultiHeadAttention(nn.Module):
             {stream.name: projection(heads * (stream.width or head_dim)) for stream in supports.streams}
         )
         self.out = nn.Linear(heads * head_dim, dim, bias=bias)
+        # Mixing along the length first leaves fewer tokens to project, and costs no more where tokens are not wider than keys.
+        self.condenses = supports.condense and not self.rotary and dim <= self.kv_heads * head_dim
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -124,6 +130,9 @@ class MultiHeadAttention(nn.Module):
     def remember(self, context: Tensor, key_mask: Tensor | None = None, offset: int = 0) -> Memory:
         """Keys and values of a context, which several calls of `attend` may share."""
         context = hide(context, key_mask)
+        if self.condenses:
+            keys, values = self.mixer.condense(context[:, None], key_mask=key_mask)
+            return Memory(self._of_slots(self.key, keys), self._of_slots(self.value, values), key_mask, condensed=True)
         k = None if self.key is None else self._split(self.key(context), self.kv_heads)
         if k is not None and self.rotary:
             k = rotate(k, offset)
@@ -157,13 +166,21 @@ class MultiHeadAttention(nn.Module):
 
     def _mix(self, x: Tensor, memory: Memory) -> Tensor:
         q, streams = self._queries(x, 0)
-        return self.out(self._join(self.mixer(q, memory.k, memory.v, key_mask=memory.key_mask, **streams)))
+        options = {"condensed": True} if memory.condensed else {}
+        return self.out(self._join(self.mixer(q, memory.k, memory.v, key_mask=memory.key_mask, **options, **streams)))
 
     def _queries(self, x: Tensor, offset: int) -> tuple[Any, dict[str, Tensor]]:
         q = None if self.query is None else self._split(self.query(x), self.heads)
         if q is not None and self.rotary:
             q = rotate(q, offset)
         return q, {name: self._split(project(x), self.heads) for name, project in self.streams.items()}
+
+    def _of_slots(self, projection: nn.Linear, mixed: Condensed) -> Tensor:
+        """What the variant would make of the projected tokens, from the tokens that it has mixed."""
+        out = projection(mixed.tokens.squeeze(1))
+        if projection.bias is not None:  # which each token would have brought along
+            out = out + (mixed.share.squeeze(1) - 1) * projection.bias
+        return self._split(out, self.kv_heads)
 
     @staticmethod
     def _split(x: Tensor, heads: int) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["FEATURES", "FeatureMap", "feature_map"]
+__all__ = ["FEATURES", "FeatureMap", "feature_map", "flat_rows"]
 
 LOG2_E = math.log2(math.e)
 
@@ -24,6 +24,9 @@ class FeatureMap(Protocol):
     """
 
     def width(self, d: int) -> int: ...
+
+    def gradient_room(self, kind: str, out: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """Memory (batch * heads, n, width) for the features' gradient where it is best written; None: anywhere."""
 
     def queries(self, x: Tensor, kept: Tensor | None = None) -> Tensor: ...
 
@@ -45,6 +48,9 @@ class _Elementwise:
 
     def width(self, d: int) -> int:
         return d
+
+    def gradient_room(self, kind: str, out: Tensor, dtype: torch.dtype) -> Tensor | None:
+        return flat_rows(out, out.shape[3], dtype)
 
     def features(self, x: Tensor, kept: Tensor | None) -> Tensor:
         raise NotImplementedError
@@ -92,43 +98,76 @@ class Relu(_Elementwise):
 class PositiveRandom:
     """phi(x) = exp(W y - |y|^2 / 2) with y = x / d^(1/4) (Choromanski et al. 2021, lemma 1).
 
-    The largest exponent of each token is taken out before the exponential: for a query it is a factor of its row, for a key it
-    goes into the key's scale, together with |y|^2 / 2. Both are exact, and depend on no other token. Exponents are of two:
-    exp2 does not slow down where it underflows, as exp does on a CPU.
+    |y|^2 / 2 cancels for a query, and is the scale of a key. Where a chunk has exponents W y beyond `LIMIT`, the largest of each
+    token is taken out as well: for a query it is a factor of its row, for a key it goes into the key's scale. Both are exact,
+    and what an exponential is taken of, exp2, does not slow down where it underflows, as exp does on a CPU.
+
+    Features of one chunk stay until the next chunk's, of queries or of keys, take their place. They lie features by tokens,
+    which is how the sums read them fastest.
     """
+
+    LIMIT = 30.0  # two such features, summed over all features and a million keys, are far from overflow and from underflow
 
     def __init__(self, projection: Tensor) -> None:
         self.scale = projection.shape[1] ** -0.5
-        self.projection = projection * (LOG2_E * self.scale**0.5)
+        self.projection = projection * self.scale**0.5
+        self.rooms: dict[str, Tensor] = {}
 
     def width(self, d: int) -> int:
         return self.projection.shape[0]
 
-    def _exponentials(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        exponents = x @ self.projection.T
-        largest = exponents.amax(dim=-1, keepdim=True)
-        return exponents.sub_(largest).exp2_(), largest.squeeze(-1)
+    def _exponentials(self, kind: str, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(batch, heads, rows, features), and the log2 (batch, heads, rows) of what was taken out of each row, if anything."""
+        lead, x = x.shape[:2], x.flatten(0, 1)
+        exponents = torch.bmm(self.projection.expand(len(x), -1, -1), x.mT, out=self._room(kind, *x.shape[:2]))
+        if self._moderate(exponents):
+            return exponents.exp_().mT.unflatten(0, lead), None
+        largest = exponents.amax(dim=1, keepdim=True)
+        return exponents.sub_(largest).mul_(LOG2_E).exp2_().mT.unflatten(0, lead), largest.squeeze(1).mul_(LOG2_E).unflatten(0, lead)
+
+    def _room(self, kind: str, lead: int, rows: int) -> Tensor:
+        """Memory (batch * heads, features, rows), the same for every chunk."""
+        shape = lead, self.projection.shape[0], rows
+        room = self.rooms.get(kind)
+        if room is None or room.numel() < math.prod(shape):
+            room = self.rooms[kind] = self.projection.new_empty(math.prod(shape))
+        return room[: math.prod(shape)].view(shape)
+
+    def gradient_room(self, kind: str, out: Tensor, dtype: torch.dtype) -> Tensor | None:
+        return self._room(f"gradients of {kind}", out.shape[0] * out.shape[1], out.shape[2]).mT
+
+    def _moderate(self, exponents: Tensor) -> bool:
+        if exponents.device.type != "cpu" or not exponents.numel():  # elsewhere the answer would stall the device
+            return False
+        lowest, highest = torch.aminmax(exponents)
+        return bool(torch.maximum(-lowest, highest) <= self.LIMIT)
 
     def queries(self, x: Tensor, kept: Tensor | None = None) -> Tensor:
-        return self._exponentials(x)[0]
+        return self._exponentials("queries", x)[0]
 
     def keys(self, x: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        phi, largest = self._exponentials(x)
-        return phi, largest.sub_(x.square().sum(dim=-1), alpha=0.5 * LOG2_E * self.scale)
+        phi, largest = self._exponentials("keys", x)
+        norms = torch.linalg.vector_norm(x, dim=-1).square_().mul_(-0.5 * LOG2_E * self.scale)
+        return phi, norms if largest is None else norms.add_(largest)
 
     def queries_backward(self, x: Tensor, phi: Tensor, grad: Tensor, out: Tensor) -> None:
         self._exponents_backward(grad.mul_(phi), out)
 
     def keys_backward(self, x: Tensor, phi: Tensor, grad: Tensor, out: Tensor) -> None:
         weighted = grad.mul_(phi)
-        norms = weighted.sum(dim=-1, keepdim=True).unflatten(
-            0, out.shape[:2]
-        )  # before `out` is written: it may be `grad`
+        norms = weighted.sum(dim=-1, keepdim=True)  # before `out` is written: it may be `grad`
         self._exponents_backward(weighted, out)
-        out.sub_(x * norms, alpha=self.scale)
+        out.sub_(x * norms.unflatten(0, out.shape[:2]), alpha=self.scale)
 
     def _exponents_backward(self, weighted: Tensor, out: Tensor) -> None:
-        torch.div((weighted @ self.projection).unflatten(0, out.shape[:2]), LOG2_E, out=out)
+        out.copy_((weighted @ self.projection).unflatten(0, out.shape[:2]))
+
+
+def flat_rows(x: Tensor, width: int, dtype: torch.dtype) -> Tensor | None:
+    """x (batch, heads, n, w) as (batch * heads, n, width), to be written into; None where that would be a copy."""
+    if x.shape[3] != width or x.dtype != dtype or (x.shape[0] > 1 and x.stride(0) != x.shape[1] * x.stride(1)):
+        return None
+    return x.flatten(0, 1)
 
 
 FEATURES = {"elu": Elu, "relu": Relu}

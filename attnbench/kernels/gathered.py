@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from attnbench.kernels.layout import empty_tokens
 from attnbench.kernels.operators import operator
 from attnbench.kernels.parts import Hidden
 from attnbench.kernels.pieces import Mask, accumulator, attend, attend_backward, bounded, piece_scores, transposed
@@ -198,14 +199,6 @@ def _lists(q: Tensor, k: Tensor, v: Tensor, queries: Tensor, keys: Tensor, like:
     return _Lists(_rows(q, queries), _rows(k, keys), _rows(v, keys), shifted, keys.reshape(-1), _rows(like, keys))
 
 
-def _like_tokens(x: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """(batch, heads, n, width), zeros, laid out token by token as projections are."""
-    batch, heads, n, _ = x.shape
-    # Not a transposed view: autograd adds other gradients in place to what is nobody's view.
-    strides = (n * heads * width, width, heads * width, 1)
-    return x.new_empty_strided((batch, heads, n, width), strides, dtype=dtype).zero_()
-
-
 @operator("attnbench::gathered_attention")
 def _forward(
     q: Tensor,
@@ -219,7 +212,8 @@ def _forward(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     acc = accumulator(q.dtype)
-    out, lse = _like_tokens(q, v.shape[-1], acc), _like_tokens(q, 1, acc).fill_(-torch.inf)
+    n = q.shape[2]
+    out, lse = empty_tokens(q, n, v.shape[-1], acc).zero_(), empty_tokens(q, n, 1, acc).fill_(-torch.inf)
     lists, safe = _lists(q, k, v, queries, keys, k), bounded(q, k, scale)
     (out_flat, rows), lse_flat = _rows(out, queries), _rows(lse, queries).flat
     # Sums of exponentials add up without looking at what is there, so that all passes can go through together; where they
@@ -277,7 +271,8 @@ def _(
     exclude_self: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    return _like_tokens(q, v.shape[-1], v.dtype), _like_tokens(q, 1, accumulator(q.dtype)).squeeze(-1)
+    lse = empty_tokens(q, q.shape[2], 1, accumulator(q.dtype))
+    return empty_tokens(q, q.shape[2], v.shape[-1], v.dtype), lse.squeeze(-1)
 
 
 @operator("attnbench::gathered_attention_backward")
@@ -296,7 +291,7 @@ def _backward(
     delta: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     acc = accumulator(q.dtype)
-    dq, dk, dv = (_like_tokens(x, x.shape[-1], acc) for x in (q, k, v))
+    dq, dk, dv = (empty_tokens(x, *x.shape[2:], acc).zero_() for x in (q, k, v))
     lists, safe = _lists(q, k, v, queries, keys, dk), bounded(q, k, scale)
     dk_flat, dv_flat, (dq_flat, dq_rows) = _rows(dk, keys).flat, _rows(dv, keys).flat, _rows(dq, queries)
     grad_rows, lse_rows, delta_rows = (_rows(x, queries) for x in (grad, lse[..., None], delta[..., None]))
@@ -311,7 +306,7 @@ def _backward(
 
 @_backward.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, dv = (_like_tokens(x, x.shape[-1], x.dtype) for x in (q, k, v))
+    dq, dk, dv = (empty_tokens(x, *x.shape[2:]) for x in (q, k, v))
     return dq, dk, dv
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from attnbench.kernels.layout import Piece
 from attnbench.kernels.pieces import Mask
 
-__all__ = ["Hidden", "Keys", "Listed", "Own", "Triangles", "Window"]
+__all__ = ["Hidden", "Keys", "Listed", "Triangles", "Window"]
 
 
 @dataclass
@@ -25,21 +25,6 @@ class Hidden:
 
     def exclude_(self, scores: Tensor) -> None:
         scores.masked_fill_(~self.mask.mT, -torch.inf)
-
-
-@dataclass
-class Own:
-    """The keys of a run of blocks."""
-
-    k: Tensor
-    v: Tensor
-    blocks: slice
-    masks: Sequence[Mask]
-    weights: Tensor
-    scratch: Tensor
-
-    def accumulate(self, total: Tensor, weights: Tensor, rows: Tensor) -> None:
-        total[self.blocks].baddbmm_(weights, rows)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ With weights phi(q_i) . phi(k_j) 2^(s_j) the keys and values enter an output onl
 
     S = sum_j phi(k_j) 2^(s_j - top) [v_j, 1]      (features, e + 1)
 
-where the last column is the normaliser and `top` the largest scale so far. Every pass is a list of steps, each with a chunk of
+where the last column, held apart, is the normaliser and `top` the largest scale so far. Every pass is a list of steps, each with a chunk of
 keys to take into the sums, a chunk of queries to read them, or, where causal, both: then the queries read the sums as they were
 before, and the keys of their own chunk through an explicit triangle. For backward, features of the inputs' own size and type
 are saved in their stead; larger ones are computed again, chunk by chunk.
@@ -18,14 +18,16 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from attnbench.kernels.features import FeatureMap, feature_map
+from attnbench.kernels.features import FeatureMap, feature_map, flat_rows
+from attnbench.kernels.layout import empty_tokens
 from attnbench.kernels.operators import operator
-from attnbench.kernels.sums import Keys, Queries, Sums, absorb_, absorb_backward, read, read_backward
+from attnbench.kernels.sums import Gradient, Keys, Queries, Sums, absorb_, absorb_backward, read, read_backward
 
 __all__ = ["Sums", "explicit_weights", "extend", "linear_attention"]
 
 CHUNK_ELEMENTS = {"cpu": 2**18}  # of a chunk of q: fewer and larger cost more in caches than they save in steps
 DEVICE_ELEMENTS = 2**22
+ALIGNED = 64  # chunks are a multiple of it
 TRIANGLE = 128  # rows of a causal chunk: work inside it grows with their square
 Step = tuple[slice | None, slice | None]  # keys to take in, queries that read
 
@@ -60,8 +62,8 @@ def linear_attention(
     keep = feature != "random" and q.dtype == _accumulator(q)
     keep = keep and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     with torch.autocast(q.device.type, enabled=False):
-        out, _, total, top, _, _ = _forward(q, k, v, key_mask, projection, feature, causal, keep)
-    return out, Sums(total, top)
+        out, _, total, norm, top, _, _ = _forward(q, k, v, key_mask, projection, feature, causal, keep)
+    return out, Sums(total, norm, top)
 
 
 @torch.no_grad()
@@ -73,7 +75,7 @@ def extend(
     with torch.autocast(q.device.type, enabled=False):
         sums = absorb_(sums.flat().copied(), Keys.load(phi, k, v, None))
         out = torch.empty_like(v)
-        _normalise(read(sums, Queries.load(phi, q), None), out)
+        _normalise(*read(sums, Queries.load(phi, q), None, None), out)
     return out, sums.unflat(*q.shape[:2])
 
 
@@ -92,7 +94,8 @@ def _steps(q: torch.Size, n_k: int, causal: bool, device: str, parts: int) -> li
     """Steps of at most 1 / parts of the sequence each, so that a few temporaries of that size are small beside the inputs."""
     batch, heads, n_q, d = q
     size = CHUNK_ELEMENTS.get(device, DEVICE_ELEMENTS) // (batch * heads * d)
-    size = max(64, min(size, -(-max(n_q, n_k) // parts)))
+    size = max(ALIGNED, min(size, -(-max(n_q, n_k) // parts)))
+    size = -(-size // ALIGNED) * ALIGNED  # rows of features by tokens begin well in memory
     if not causal:
         reads: list[Step] = [(None, chunk) for chunk in _chunks(0, n_q, size)]
         return [(chunk, None) for chunk in _chunks(0, n_k, size)] + reads
@@ -111,34 +114,24 @@ def _chunks(start: int, stop: int, size: int) -> list[slice]:
     return [slice(at, min(at + size, stop)) for at in range(start, stop, size)]
 
 
-def _normalise(summed: Tensor, out: Tensor) -> Tensor:
-    """Writes outputs and returns the rows' divisors: infinite where no weight is above zero, which makes both passes zero."""
-    divisor = summed[..., -1:]
-    divisor = divisor.masked_fill(divisor == 0, torch.inf)
-    lead = out.shape[:2]
-    torch.div(summed[..., :-1].unflatten(0, lead), divisor.unflatten(0, lead), out=out)
+def _normalise(summed: Tensor, norm: Tensor, out: Tensor) -> Tensor:
+    """Writes outputs and returns the rows' divisors: infinite where no weight is above zero, which makes both passes zero.
+
+    `summed` may lie where `out` does.
+    """
+    divisor = norm.masked_fill_(norm == 0, torch.inf)
+    if summed.data_ptr() == out.data_ptr():
+        summed.div_(divisor)
+    else:
+        torch.div(summed.unflatten(0, out.shape[:2]), divisor.unflatten(0, out.shape[:2]), out=out)
     return divisor
 
 
-def _unnormalised(grad: Tensor, out: Tensor, divisor: Tensor, scratch: Tensor | None) -> Tensor:
-    """Backward of `_normalise`: the gradient of [numerator, divisor]."""
+def _unnormalised(grad: Tensor, out: Tensor, divisor: Tensor, scratch: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Backward of `_normalise`: the gradients of the numerators and of the divisors."""
     grad, out = (x.flatten(0, 1).to(divisor.dtype) for x in (grad, out))
-    scaled = torch.empty(*grad.shape[:2], grad.shape[2] + 1, dtype=divisor.dtype, device=divisor.device)
-    torch.div(grad, divisor, out=scaled[..., :-1])
-    torch.sum(torch.mul(scaled[..., :-1], out, out=scratch), dim=-1, out=scaled[..., -1]).neg_()
-    return scaled
-
-
-def _room(x: Tensor, width: int, dtype: torch.dtype) -> Tensor | None:
-    """x (batch, heads, n, w) as (batch * heads, n, width), to be written into; None where that would be a copy."""
-    if x.shape[3] != width or x.dtype != dtype or (x.shape[0] > 1 and x.stride(0) != x.shape[1] * x.stride(1)):
-        return None
-    return x.flatten(0, 1)
-
-
-def _like_tokens(x: Tensor, n: int, width: int) -> Tensor:
-    """An empty (batch, heads, n, width) that lies in memory as (batch, n, heads, width): joining heads then copies nothing."""
-    return x.new_empty(x.shape[0], n, x.shape[1], width).transpose(1, 2)
+    scaled = grad / divisor
+    return scaled, torch.mul(scaled, out, out=scratch).sum(dim=-1, keepdim=True).neg_()
 
 
 def _accumulator(q: Tensor) -> torch.dtype:
@@ -155,10 +148,10 @@ def _forward(
     feature: str,
     causal: bool,
     keep: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     (batch, heads, n_q, d), n_k, e, acc = q.shape, k.shape[2], v.shape[3], _accumulator(q)
     phi = feature_map(feature, projection, acc)
-    sums = Sums.empty(q.new_empty(0, dtype=acc), batch * heads, phi.width(d), e + 1)
+    sums = Sums.empty(q.new_empty(0, dtype=acc), batch * heads, phi.width(d), e)
     divisors, out = q.new_empty(batch * heads, n_q, 1, dtype=acc), None
     kept_q, kept_k = _kept(q, k, keep)
     for key_rows, query_rows in _steps(q.shape, n_k, causal, q.device.type, _parts(projection)):
@@ -167,15 +160,16 @@ def _forward(
             keys = _load(phi, k, v, key_mask, key_rows, kept_k[:, :, key_rows] if keep else None)
         if query_rows is not None:
             queries = Queries.load(phi, q[:, :, query_rows], kept_q[:, :, query_rows] if keep else None)
-            summed = read(sums, queries, keys)
+            out = empty_tokens(v, n_q, e) if out is None else out  # not before the keys' features have left
+            own = out[:, :, query_rows]
+            summed, norm = read(sums, queries, keys, flat_rows(own, e, acc))
             del queries
-            out = _like_tokens(v, n_q, e) if out is None else out  # not before the first features have left
-            divisors[:, query_rows] = _normalise(summed, out[:, :, query_rows])
+            divisors[:, query_rows] = _normalise(summed, norm, own)
             del summed
         if keys is not None:
             sums = absorb_(sums, keys)
             del keys
-    out = _like_tokens(v, n_q, e) if out is None else out
+    out = empty_tokens(v, n_q, e) if out is None else out
     if causal and n_q > n_k:
         early = slice(0, n_q - n_k)
         out[:, :, early] = 0
@@ -187,7 +181,7 @@ def _forward(
 
 def _kept(q: Tensor, k: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
     """Room for the features of queries and keys."""
-    return (_like_tokens(q, *q.shape[2:]), _like_tokens(k, *k.shape[2:])) if keep else (q.new_empty(0), k.new_empty(0))
+    return (empty_tokens(q, *q.shape[2:]), empty_tokens(k, *k.shape[2:])) if keep else (q.new_empty(0), k.new_empty(0))
 
 
 def _load(
@@ -202,9 +196,9 @@ def _(
 ) -> tuple[Tensor, ...]:
     (batch, heads, n_q, d), e, acc = q.shape, v.shape[3], _accumulator(q)
     features = d if projection is None else projection.shape[0]
-    out, divisors = _like_tokens(v, n_q, e), q.new_empty(batch * heads, n_q, 1, dtype=acc)
-    total, top = q.new_empty(batch, heads, features, e + 1, dtype=acc), q.new_empty(batch, heads, dtype=acc)
-    return out, divisors, total, top, *_kept(q, k, keep)
+    out, divisors = empty_tokens(v, n_q, e), q.new_empty(batch * heads, n_q, 1, dtype=acc)
+    total, norm = (q.new_empty(batch, heads, features, size, dtype=acc) for size in (e, 1))
+    return out, divisors, total, norm, q.new_empty(batch, heads, dtype=acc), *_kept(q, k, keep)
 
 
 @operator("attnbench::linear_attention_backward")
@@ -220,6 +214,7 @@ def _backward(
     out: Tensor,
     divisors: Tensor,
     total: Tensor,
+    norm: Tensor,
     top: Tensor,
     grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -227,32 +222,32 @@ def _backward(
     phi = feature_map(feature, projection, divisors.dtype, given)
     key_mask = None if given else key_mask
     steps = _steps(q.shape, k.shape[2], causal, q.device.type, _parts(projection, backward=True))
-    states = [Sums(total, top).flat()] * (len(steps) + 1)
+    states = [Sums(total, norm, top).flat()] * (len(steps) + 1)
     if causal:  # every step has read sums of its own
         states[0] = Sums.empty(divisors, *states[-1].total.shape)
         for at, (key_rows, _) in enumerate(steps[:-1]):
             assert key_rows is not None
             states[at + 1] = absorb_(states[at].copied(), _load(phi, k, v, key_mask, key_rows))
-    dq, dk, dv = (_like_tokens(x, *x.shape[2:]) for x in (q, k, v))
+    dq, dk, dv = (empty_tokens(x, *x.shape[2:]) for x in (q, k, v))
     if causal:
         dq[:, :, : max(0, q.shape[2] - k.shape[2])] = 0
-    dsums = torch.zeros_like(states[-1].total)
-    features, width = total.shape[2], v.shape[3]
+    dsums = Gradient(*(torch.zeros_like(x) for x in states[-1][:2]))
+    width = v.shape[3]
 
-    def go_back(step: Step, before: Sums, after: Sums, dsums: Tensor) -> Tensor:
+    def go_back(step: Step, before: Sums, after: Sums, dsums: Gradient) -> Gradient:
         key_rows, query_rows = step
         keys, dkeys, dvalues = None, total, total  # without keys, nothing is added to their gradients
         if key_rows is not None:
             keys, own_k, own_v = _load(phi, k, v, key_mask, key_rows), dk[:, :, key_rows], dv[:, :, key_rows]
-            rooms = _room(own_k, features, total.dtype), _room(own_v, width, total.dtype)
+            rooms = phi.gradient_room("keys", own_k, total.dtype), flat_rows(own_v, width, total.dtype)
             dkeys, dvalues, dsums = absorb_backward(dsums, keys, before, after, rooms)
         if query_rows is not None:
             own_q = dq[:, :, query_rows]
-            scratch, room_q = (_room(own_q, size, total.dtype) for size in (width, features))
-            summed = _unnormalised(grad[:, :, query_rows], out[:, :, query_rows], divisors[:, query_rows], scratch)
+            scratch, room_q = flat_rows(own_q, width, total.dtype), phi.gradient_room("queries", own_q, total.dtype)
+            own_grad = _unnormalised(grad[:, :, query_rows], out[:, :, query_rows], divisors[:, query_rows], scratch)
             queries = Queries.load(phi, q[:, :, query_rows])
-            dqueries, dsums = read_backward(summed, before, queries, keys, dkeys, dvalues, dsums, room_q)
-            del summed
+            dqueries, dsums = read_backward(*own_grad, before, queries, keys, dkeys, dvalues, dsums, room_q)
+            del own_grad
             phi.queries_backward(queries.x, queries.phi, dqueries, own_q)
         if keys is not None and key_rows is not None:
             if rooms[1] is None:
@@ -267,7 +262,7 @@ def _backward(
 
 @_backward.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return _like_tokens(q, *q.shape[2:]), _like_tokens(k, *k.shape[2:]), _like_tokens(v, *v.shape[2:])
+    return empty_tokens(q, *q.shape[2:]), empty_tokens(k, *k.shape[2:]), empty_tokens(v, *v.shape[2:])
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -281,9 +276,9 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
 def _gradients(ctx: Any, grad: Tensor | None, *unused: Any) -> tuple[Tensor | None, ...]:
     if grad is None:
         return (None,) * 8
-    *inputs, out, divisors, total, top = ctx.saved_tensors
+    *inputs, out, divisors, total, norm, top = ctx.saved_tensors
     with torch.autocast(grad.device.type, enabled=False):
-        gradients = _backward(*inputs, ctx.feature, ctx.causal, ctx.keep, out, divisors, total, top, grad)
+        gradients = _backward(*inputs, ctx.feature, ctx.causal, ctx.keep, out, divisors, total, norm, top, grad)
     return *gradients, None, None, None, None, None
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from attnbench.kernels import flex
-from attnbench.kernels.layout import Band, Piece, cut, tile_rows
+from attnbench.kernels.layout import Band, Piece, cut, empty_tokens, tile_rows
 from attnbench.kernels.operators import operator
 from attnbench.kernels.parts import Keys, Listed, Triangles, Window
 from attnbench.kernels.pieces import (
@@ -173,6 +173,16 @@ def _call(
     return _Call(k.flatten(0, 1), v.flatten(0, 1), layout, tall, q.shape[0], masks[0], extra, masks[1])
 
 
+def _room(x: Tensor, n: int) -> Tensor:
+    """An empty (batch, heads, n, width of x) whose batch and heads are one axis in memory.
+
+    One sample's may lie token by token, which saves a copy where heads are joined.
+    """
+    if x.shape[0] == 1:
+        return empty_tokens(x, n, x.shape[3])
+    return x.new_empty(*x.shape[:2], n, x.shape[3])
+
+
 @operator("attnbench::sparse_attention")
 @unchanged_by_autocast
 def _forward(
@@ -186,8 +196,7 @@ def _forward(
     rows: int | None,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    out = v.new_empty(*q.shape[:3], v.shape[3])
-    lse = q.new_empty(q.shape[:3], dtype=accumulator(q.dtype))
+    out, lse = _room(v, q.shape[2]), q.new_empty(q.shape[:3], dtype=accumulator(q.dtype))
     safe, flat = bounded(q, k, scale), [x.flatten(0, 1) for x in (q, out, lse)]
     for piece, parts in _call(q, k, v, band, band_mask, extra, extra_mask, rows).pieces(1):
         tile, target, sums = (piece.queries(x) for x in flat)
@@ -197,7 +206,7 @@ def _forward(
 
 @_forward.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-    return v.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3], dtype=accumulator(q.dtype))
+    return _room(v, q.shape[2]), q.new_empty(q.shape[:3], dtype=accumulator(q.dtype))
 
 
 @operator("attnbench::sparse_attention_backward")
@@ -216,8 +225,8 @@ def _backward(
     grad: Tensor,
     delta: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dq, acc, safe = q.new_empty(q.shape), lse.dtype, bounded(q, k, scale)
-    dk, dv = (x.new_zeros(x.shape, dtype=acc) for x in (k, v))
+    dq, acc, safe = _room(q, q.shape[2]), lse.dtype, bounded(q, k, scale)
+    dk, dv = (x.new_zeros(x.shape, dtype=acc) for x in (k, v))  # products add to these, faster where rows are neighbours
     flat = [x.flatten(0, 1) for x in (q, dq, lse, grad, delta)]
     totals = dk.flatten(0, 1), dv.flatten(0, 1)
     for piece, parts in _call(q, k, v, band, band_mask, extra, extra_mask, rows).pieces(2):
@@ -229,7 +238,7 @@ def _backward(
 
 @_backward.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    return _room(q, q.shape[2]), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -1,7 +1,7 @@
 """The arithmetic of linear attention on one chunk of keys, of queries, or of both: what `prefix` goes through.
 
-Tensors are (batch * heads, rows, width), in float32 or float64. The last column of sums, and of what is read from them, is
-the normaliser: what the values would come to if each were 1.
+Tensors are (batch * heads, rows, width), in float32 or float64. Beside each sum over values stands its normaliser: what it
+would come to if each value were 1.
 """
 
 from __future__ import annotations
@@ -14,28 +14,36 @@ from torch import Tensor
 
 from attnbench.kernels.features import FeatureMap
 
-__all__ = ["Keys", "Queries", "Sums", "absorb_", "absorb_backward", "read", "read_backward"]
+__all__ = ["Gradient", "Keys", "Queries", "Sums", "absorb_", "absorb_backward", "read", "read_backward"]
 
 
 class Sums(NamedTuple):
-    """What the keys so far come to: total (..., features, e + 1) in units of 2^top, and top (...)."""
+    """What the keys so far come to, in units of 2^top (...): total (..., features, e), and norm (..., features, 1)."""
 
     total: Tensor
+    norm: Tensor
     top: Tensor
 
     @classmethod
     def empty(cls, like: Tensor, rows: int, features: int, width: int) -> Sums:
-        total = like.new_zeros(rows, features, width)
-        return cls(total, total.new_full((rows,), torch.finfo(total.dtype).min / 2))  # finite, so that differences are
+        total, norm = (like.new_zeros(rows, features, size) for size in (width, 1))
+        return cls(total, norm, total.new_full((rows,), torch.finfo(total.dtype).min / 2))  # finite: differences are
 
     def flat(self) -> Sums:
-        return Sums(self.total.flatten(0, 1), self.top.flatten())
+        return Sums(*(x.flatten(0, 1) for x in self))
 
     def copied(self) -> Sums:
-        return Sums(self.total.clone(), self.top)
+        return Sums(self.total.clone(), self.norm.clone(), self.top)
 
     def unflat(self, batch: int, heads: int) -> Sums:
-        return Sums(self.total.unflatten(0, (batch, heads)), self.top.unflatten(0, (batch, heads)))
+        return Sums(*(x.unflatten(0, (batch, heads)) for x in self))
+
+
+class Gradient(NamedTuple):
+    """Of the sums: that of total, and that of norm."""
+
+    total: Tensor
+    norm: Tensor
 
 
 @dataclass
@@ -79,73 +87,92 @@ class Keys:
 
 
 def absorb_(sums: Sums, keys: Keys) -> Sums:
-    """The sums with a chunk of keys taken in; `sums.total` is written over."""
-    total, top, values = sums.total, sums.top, keys.values
+    """The sums with a chunk of keys taken in; total and norm are written over."""
+    total, norm, top = sums
     if keys.scale is None:
-        norm = keys.phi.sum(dim=1)
-    else:
-        top = torch.maximum(sums.top, keys.scale.amax(dim=-1))
-        total.mul_((sums.top - top).exp2_()[:, None, None])
-        weights = (keys.scale - top[:, None]).exp2_()[..., None]
-        values, norm = values * weights, (keys.phi.mT @ weights)[..., 0]
-    total[..., :-1].baddbmm_(keys.phi.mT, values)
-    total[..., -1].add_(norm)
-    return Sums(total, top)
+        total.baddbmm_(keys.phi.mT, keys.values)
+        norm.add_(keys.phi.sum(dim=1).unsqueeze(-1))
+        return sums
+    top = torch.maximum(sums.top, keys.scale.amax(dim=-1))
+    fading = (sums.top - top).exp2_()[:, None, None]
+    weights = (keys.scale - top[:, None]).exp2_()[..., None]
+    total.mul_(fading).baddbmm_(keys.phi.mT, keys.values * weights)
+    norm.mul_(fading).baddbmm_(keys.phi.mT, weights)
+    return Sums(total, norm, top)
 
 
 def absorb_backward(
-    dsums: Tensor, keys: Keys, before: Sums, after: Sums, rooms: tuple[Tensor | None, Tensor | None]
-) -> tuple[Tensor, Tensor, Tensor]:
+    dsums: Gradient, keys: Keys, before: Sums, after: Sums, rooms: tuple[Tensor | None, Tensor | None]
+) -> tuple[Tensor, Tensor, Gradient]:
     """Gradients of the features and of the values, each in the room given for it if any, and of the sums before."""
     # A baddbmm would first spread the row.
-    dphi = torch.bmm(keys.values, dsums[..., :-1].mT, out=rooms[0]).add_(dsums[..., -1].unsqueeze(1))
-    dvalues = torch.bmm(keys.phi, dsums[..., :-1], out=rooms[1])
+    dphi = _product(keys.values, dsums.total.mT, rooms[0]).add_(dsums.norm.mT)
+    dvalues = torch.bmm(keys.phi, dsums.total, out=rooms[1])
     if keys.scale is not None:
         weights = (keys.scale - after.top[:, None]).exp2_()[..., None]
         dphi, dvalues = dphi.mul_(weights), dvalues.mul_(weights)
-        dsums = dsums * (before.top - after.top).exp2_()[:, None, None]
+        fading = (before.top - after.top).exp2_()[:, None, None]
+        dsums = Gradient(dsums.total * fading, dsums.norm * fading)
     return dphi, dvalues, dsums
 
 
-def read(sums: Sums, queries: Queries, keys: Keys | None) -> Tensor:
-    """[numerator, normaliser] (.., rows, e + 1) over the sums, and over the keys of the same rows up to each query."""
-    summed = torch.bmm(queries.phi, sums.total)
+def read(sums: Sums, queries: Queries, keys: Keys | None, room: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Numerators (.., rows, e), in `room` if there is one, and normalisers (.., rows, 1) of each query.
+
+    They are over the sums, and over the keys of the same rows up to each query.
+    """
+    summed, norm = torch.bmm(queries.phi, sums.total, out=room), torch.bmm(queries.phi, sums.norm)
     if keys is None:
-        return summed
+        return summed, norm
     factors, carry = _triangle(sums.top, keys)
     if carry is not None:
         summed.mul_(carry)
+        norm.mul_(carry)
     weights = (queries.phi @ keys.phi.mT).mul_(factors)
-    summed[..., :-1].baddbmm_(weights, keys.values)
-    summed[..., -1].add_(weights.sum(dim=-1))
-    return summed
+    return summed.baddbmm_(weights, keys.values), norm.add_(weights.sum(dim=-1, keepdim=True))
 
 
 def read_backward(
     grad: Tensor,
+    grad_norm: Tensor,
     sums: Sums,
     queries: Queries,
     keys: Keys | None,
     dphi: Tensor,
     dvalues: Tensor,
-    dsums: Tensor,
+    dsums: Gradient,
     room: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Gradients of the queries' features (in `room` where there is one) and of the sums.
+) -> tuple[Tensor, Gradient]:
+    """Gradients of the queries' features (in `room` where there is one) and of the sums, from those of what was read.
 
     Those of the keys' features and values are added in place.
     """
-    if keys is None:
-        return torch.bmm(grad, sums.total.mT, out=room), torch.baddbmm(dsums, queries.phi.mT, grad)
-    factors, carry = _triangle(sums.top, keys)
-    weights = (queries.phi @ keys.phi.mT).mul_(factors)
-    dvalues.baddbmm_(weights.mT, grad[..., :-1])
-    dweights = (grad[..., :-1] @ keys.values.mT).add_(grad[..., -1:]).mul_(factors)
-    dphi.baddbmm_(dweights.mT, queries.phi)
-    dqueries = torch.bmm(dweights, keys.phi, out=room)
-    if carry is not None:
-        grad = grad * carry
-    return dqueries.baddbmm_(grad, sums.total.mT), torch.baddbmm(dsums, queries.phi.mT, grad)
+    dqueries = None
+    if keys is not None:
+        factors, carry = _triangle(sums.top, keys)
+        weights = (queries.phi @ keys.phi.mT).mul_(factors)
+        dvalues.baddbmm_(weights.mT, grad)
+        dweights = (grad @ keys.values.mT).add_(grad_norm).mul_(factors)
+        dphi.baddbmm_(dweights.mT, queries.phi)
+        dqueries = _product(dweights, keys.phi, room)
+        if carry is not None:
+            grad, grad_norm = grad * carry, grad_norm * carry
+    dsums = Gradient(
+        torch.baddbmm(dsums.total, queries.phi.mT, grad), torch.baddbmm(dsums.norm, queries.phi.mT, grad_norm)
+    )
+    if dqueries is None:
+        dqueries = _product(grad, sums.total.mT, room)
+    else:
+        dqueries.baddbmm_(grad, sums.total.mT)
+    return dqueries.addcmul_(grad_norm, sums.norm.mT), dsums
+
+
+def _product(a: Tensor, b: Tensor, room: Tensor | None) -> Tensor:
+    """a @ b, in `room` if there is one, which may be a transposed view."""
+    if room is None or room.is_contiguous() or not room.mT.is_contiguous():
+        return torch.bmm(a, b, out=room)
+    torch.bmm(b.mT, a.mT, out=room.mT)
+    return room
 
 
 def _triangle(top: Tensor, keys: Keys) -> tuple[Tensor, Tensor | None]:

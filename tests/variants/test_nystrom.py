@@ -79,9 +79,11 @@ def test_one_sample_does_not_feel_the_others_in_its_batch():
 
 def test_the_iteration_converges_to_the_pseudo_inverse():
     a = torch.randn(2, 3, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).softmax(-1)
-    torch.testing.assert_close(pseudo_inverse(a, 40), torch.linalg.pinv(a))
+    everything = torch.eye(6, dtype=torch.float64).expand_as(a)
+    torch.testing.assert_close(pseudo_inverse(a, 40, everything), torch.linalg.pinv(a))
+    torch.testing.assert_close(pseudo_inverse(a, 40, everything[..., :2]), torch.linalg.pinv(a)[..., :2])
     singular = torch.ones(1, 1, 4, 4, dtype=torch.float64) / 4
-    torch.testing.assert_close(pseudo_inverse(singular, 20), torch.linalg.pinv(singular))
+    torch.testing.assert_close(pseudo_inverse(singular, 20, torch.eye(4, dtype=torch.float64)[None, None]), torch.linalg.pinv(singular))
 
 
 def test_it_approaches_full_attention_with_a_landmark_for_each_token():

@@ -209,7 +209,9 @@ class Variant(nn.Module, metaclass=_Checked):
             Unsupported: the capabilities do not declare it.
         """
         if not self.supports.condense:
-            raise Unsupported([f"{self.name} does not mix keys and values before it looks at them, so it condenses nothing"])
+            raise Unsupported(
+                [f"{self.name} does not mix keys and values before it looks at them, so it condenses nothing"]
+            )
         if tokens.ndim != 4 or tokens.shape[1] not in (1, self.kv_heads) or tokens.shape[2] == 0:
             raise ValueError(
                 f"{self.name}: tokens must have shape (batch, kv_heads {self.kv_heads} or 1, n >= 1, width), "
@@ -238,7 +240,9 @@ class Variant(nn.Module, metaclass=_Checked):
     ) -> tuple[Any, ...]:
         """Validated inputs: grouped heads repeated, content at masked keys zero, what the method does not read None."""
         if condensed and not self.supports.condense:
-            raise Unsupported([f"{self.name} does not mix keys and values before it looks at them: condensed must be False"])
+            raise Unsupported(
+                [f"{self.name} does not mix keys and values before it looks at them: condensed must be False"]
+            )
         self._validate(q, k, v, key_mask, streams, condensed)
         reads = self.supports.reads
         q, k = q if "q" in reads else None, k if "k" in reads else None

@@ -231,6 +231,47 @@ def test_streams_are_those_declared_in_name_and_width() -> None:
         gated(x, x, x, gate=x, x=x)
 
 
+def test_only_what_is_declared_is_condensed_and_misfits_are_clear() -> None:
+    echo = variant_with(Supports(padding=True))
+    tokens = draw(2, 1, 3, 5)
+    with pytest.raises(Unsupported, match="made does not mix keys and values before it looks at them"):
+        echo.condense(tokens)
+    with pytest.raises(Unsupported, match="condensed must be False"):
+        echo(*(draw(2, 2, 3, 4) for _ in range(3)), condensed=True)
+    halves = variant_with(Supports(padding=True, condense=True, max_len=True), max_len=3)
+    with pytest.raises(ValueError, match=r"tokens must have shape \(batch, kv_heads 2 or 1, .* received \(2, 3, 5\)"):
+        halves.condense(tokens[:, 0])
+    with pytest.raises(ValueError, match="length 4 exceeds max_len 3"):
+        halves.condense(draw(2, 1, 4, 5))
+    with pytest.raises(ValueError, match=r"key_mask must be a bool tensor .* = \(2, 3\)"):
+        halves.condense(tokens, key_mask=torch.ones(2, 4, dtype=torch.bool))
+    with pytest.raises(NotImplementedError, match="must define mix_length"):
+        halves.condense(tokens)
+    with pytest.raises(NotImplementedError, match="must define mix_slots"):
+        halves(draw(2, 2, 3, 4), *(draw(2, 2, 1, 4) for _ in range(2)), condensed=True)
+
+
+def test_content_at_masked_tokens_never_reaches_mix_length() -> None:
+    class Spy(Echo):
+        declared = Supports(padding=True, condense=True)
+
+        def mix_length(self, tokens: Tensor, key_mask: Tensor | None) -> Any:
+            self.seen = {"tokens": tokens}
+            return tokens, tokens
+
+        def mix_slots(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, **streams: Tensor) -> Tensor:
+            self.seen |= {"q": q, "k": k}
+            return q
+
+    spy, mask = Spy(heads=2, head_dim=4), torch.tensor([[True, True, False]])
+    spy.condense(torch.full((1, 1, 3, 5), torch.nan).masked_fill(mask[:, None, :, None], 1), key_mask=mask)
+    assert torch.equal(spy.seen["tokens"][0, 0, :, 0], torch.tensor([1.0, 1.0, 0.0]))
+    q, slots = draw(1, 2, 3, 4), draw(1, 2, 2, 4)
+    spy(q, slots, slots, key_mask=mask, condensed=True)
+    assert torch.equal(spy.seen["k"], slots)  # slots are not tokens, so that the mask is not theirs
+    assert torch.equal(spy.seen["q"], q.masked_fill(~mask[:, None, :, None], 0))
+
+
 def test_the_output_has_the_type_of_the_values() -> None:
     class Single(Echo):
         def mix(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, **streams: Tensor) -> Tensor:

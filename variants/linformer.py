@@ -143,4 +143,3 @@ class Linformer(Variant):
         if weights is None:
             return member / member.sum(dim=-1, keepdim=True).clamp(min=1)
         return member * weights[None, :, None, position % self.stride]
-

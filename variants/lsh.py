@@ -65,6 +65,8 @@ class LSH(Variant):
         order = self.order(q, key_mask)
         tiles = self.chunks(q, key_mask)
         out, lse = gathered_attention(q, _keys(q), v, order, order, tiles, exclude_self=True)
+        if key_mask is None and min(q.shape[2], self.bucket) > 1:  # nobody is alone
+            return out
         return torch.where(lse[..., None] == -torch.inf, v, out)
 
     @torch.no_grad()
@@ -74,7 +76,9 @@ class LSH(Variant):
         rotations = rearrange(self.rotations.to(precise), "hash factor d column -> (column hash factor) d")
         with torch.autocast(q.device.type, enabled=False):
             rotated = rotations @ q.to(precise).mT  # tokens last: all that follows runs along them
-        rotated = rearrange(rotated, "b h (column hash factor) n -> column b h hash factor n", column=COLUMNS, factor=FACTORS)
+        rotated = rearrange(
+            rotated, "b h (column hash factor) n -> column b h hash factor n", column=COLUMNS, factor=FACTORS
+        )
         hashed = _farthest(rotated).long()
         hashed = sum(hashed[..., factor, :] * (2 * COLUMNS) ** (FACTORS - 1 - factor) for factor in range(FACTORS))
         if key_mask is not None:

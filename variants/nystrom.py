@@ -118,7 +118,7 @@ class Nystrom(Variant):
 
 
 def pseudo_inverse(a: Tensor, iterations: int, right: Tensor) -> Tensor:
-    """The iterated Moore-Penrose inverse of a (batch, heads, m, m), equation 14 of the source, times right (batch, heads, m, e).
+    """The iterated Moore-Penrose inverse of a (batch, heads, m, m), equation 14 of the source, times right (.., m, e).
 
     The last iterate is not written out: its factors meet `right` one by one, which is narrower.
     """

@@ -132,7 +132,8 @@ class MultiHeadAttention(nn.Module):
         context = hide(context, key_mask)
         if self.condenses:
             keys, values = self.mixer.condense(context[:, None], key_mask=key_mask)
-            return Memory(self._of_slots(self.key, keys), self._of_slots(self.value, values), key_mask, condensed=True)
+            k = None if self.key is None else self._of_slots(self.key, keys)
+            return Memory(k, self._of_slots(self.value, values), key_mask, condensed=True)
         k = None if self.key is None else self._split(self.key(context), self.kv_heads)
         if k is not None and self.rotary:
             k = rotate(k, offset)

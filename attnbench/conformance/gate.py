@@ -64,6 +64,8 @@ def relied_on(subject: Subject, *, quantity: str, mode: str) -> list[str]:
         names += ["strict-causality-masked"] if subject.causal else []
     if mode == "decode" or quantity == "state":
         names.append("decoding-steps")
+    if subject.supports.condense:
+        names.append("condensing")
     if quantity in ("speed", "memory", "operations", "resident"):
         names.append("no-dense-tensor")
     return names

@@ -1,10 +1,10 @@
-"""Layout: strides and shared heads are the caller's business."""
+"""Layout: strides, shared heads and the order of projecting and condensing are the caller's business."""
 
 from __future__ import annotations
 
 import torch
 
-from attnbench.conformance.core import expect_close, promise
+from attnbench.conformance.core import expect_close, promise, require
 from attnbench.conformance.subject import Inputs, Subject
 
 
@@ -64,3 +64,30 @@ def grouped_heads(subject: Subject) -> None:
 
 def _shapes(module: torch.nn.Module) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in module.state_dict().items()}
+
+
+@promise("condensing")
+def condensing(subject: Subject) -> None:
+    """Tokens that are condensed and then projected, bias and all, give what tokens that are projected give."""
+    require(subject.supports.condense, "does not condense tokens before they are projected")
+    variant, width = subject.build(dtype=subject.exact), subject.head_dim + 3
+    generator = torch.Generator().manual_seed(2)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(subject.device, subject.exact)
+
+    weights, biases = draw(2, subject.heads, width, subject.head_dim), draw(2, subject.heads, 1, subject.head_dim)
+    for length in subject.oracle_lengths:
+        tokens = draw(2, 1, length, width).requires_grad_()
+        for mask in subject.masks(2, length):
+            inputs = subject.inputs(length, dtype=subject.exact).masked(mask)
+            found = []
+            for condensed in (True, False):
+                kinds = variant.condense(tokens, key_mask=mask) if condensed else ((tokens, tokens.new_ones(1)),) * 2
+                parts = zip(kinds, weights, biases, strict=True)
+                k, v = (mixed @ weight + share * bias for (mixed, share), weight, bias in parts)
+                options = {"condensed": True} if condensed else {}
+                out = variant(inputs.q, k, v, key_mask=mask, **options, **inputs.streams)
+                found.append((out.detach(), *torch.autograd.grad(out.square().sum(), tokens)))
+            for what, actual, expected in zip(("output", "gradient of tokens"), *found, strict=True):
+                expect_close(actual, expected, f"{what} against projecting first", subject.tolerance(subject.exact))

@@ -98,15 +98,15 @@ class Relu(_Elementwise):
 class PositiveRandom:
     """phi(x) = exp(W y - |y|^2 / 2) with y = x / d^(1/4) (Choromanski et al. 2021, lemma 1).
 
-    |y|^2 / 2 cancels for a query, and is the scale of a key. Where a chunk has exponents W y beyond `LIMIT`, the largest of each
-    token is taken out as well: for a query it is a factor of its row, for a key it goes into the key's scale. Both are exact,
-    and what an exponential is taken of, exp2, does not slow down where it underflows, as exp does on a CPU.
+    |y|^2 / 2 cancels for a query, and is the scale of a key. Where a chunk has exponents W y beyond `LIMIT`, each token's
+    largest is taken out as well: for a query it is a factor of its row, for a key it goes into the key's scale. Both are
+    exact. Such exponents are of two: exp2 does not slow down where it underflows, as exp does on a CPU.
 
     Features of one chunk stay until the next chunk's, of queries or of keys, take their place. They lie features by tokens,
     which is how the sums read them fastest.
     """
 
-    LIMIT = 30.0  # two such features, summed over all features and a million keys, are far from overflow and from underflow
+    LIMIT = 30.0  # products of two such features, summed over a million keys, are far from overflow and from underflow
 
     def __init__(self, projection: Tensor) -> None:
         self.scale = projection.shape[1] ** -0.5
@@ -123,7 +123,12 @@ class PositiveRandom:
         if self._moderate(exponents):
             return exponents.exp_().mT.unflatten(0, lead), None
         largest = exponents.amax(dim=1, keepdim=True)
-        return exponents.sub_(largest).mul_(LOG2_E).exp2_().mT.unflatten(0, lead), largest.squeeze(1).mul_(LOG2_E).unflatten(0, lead)
+        return exponents.sub_(largest).mul_(LOG2_E).exp2_().mT.unflatten(0, lead), largest.squeeze(1).mul_(
+            LOG2_E
+        ).unflatten(0, lead)
+
+    def gradient_room(self, kind: str, out: Tensor, dtype: torch.dtype) -> Tensor | None:
+        return self._room(f"gradients of {kind}", out.shape[0] * out.shape[1], out.shape[2]).mT
 
     def _room(self, kind: str, lead: int, rows: int) -> Tensor:
         """Memory (batch * heads, features, rows), the same for every chunk."""
@@ -132,9 +137,6 @@ class PositiveRandom:
         if room is None or room.numel() < math.prod(shape):
             room = self.rooms[kind] = self.projection.new_empty(math.prod(shape))
         return room[: math.prod(shape)].view(shape)
-
-    def gradient_room(self, kind: str, out: Tensor, dtype: torch.dtype) -> Tensor | None:
-        return self._room(f"gradients of {kind}", out.shape[0] * out.shape[1], out.shape[2]).mT
 
     def _moderate(self, exponents: Tensor) -> bool:
         if exponents.device.type != "cpu" or not exponents.numel():  # elsewhere the answer would stall the device

@@ -291,7 +291,7 @@ def _backward(
     delta: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     acc = accumulator(q.dtype)
-    dq, dk, dv = (empty_tokens(x, *x.shape[2:], acc).zero_() for x in (q, k, v))
+    dq, dk, dv = (empty_tokens(x, x.shape[2], x.shape[3], acc).zero_() for x in (q, k, v))
     lists, safe = _lists(q, k, v, queries, keys, dk), bounded(q, k, scale)
     dk_flat, dv_flat, (dq_flat, dq_rows) = _rows(dk, keys).flat, _rows(dv, keys).flat, _rows(dq, queries)
     grad_rows, lse_rows, delta_rows = (_rows(x, queries) for x in (grad, lse[..., None], delta[..., None]))

@@ -4,10 +4,10 @@ With weights phi(q_i) . phi(k_j) 2^(s_j) the keys and values enter an output onl
 
     S = sum_j phi(k_j) 2^(s_j - top) [v_j, 1]      (features, e + 1)
 
-where the last column, held apart, is the normaliser and `top` the largest scale so far. Every pass is a list of steps, each with a chunk of
-keys to take into the sums, a chunk of queries to read them, or, where causal, both: then the queries read the sums as they were
-before, and the keys of their own chunk through an explicit triangle. For backward, features of the inputs' own size and type
-are saved in their stead; larger ones are computed again, chunk by chunk.
+where the last column, held apart, is the normaliser and `top` the largest scale so far. Every pass is a list of steps, each
+with a chunk of keys to take into the sums, a chunk of queries to read them, or, where causal, both: then the queries read the
+sums as they were before, and the keys of their own chunk through an explicit triangle. For backward, features of the inputs'
+own size and type are saved in their stead; larger ones are computed again, chunk by chunk.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench import Unsupported
 from attnbench.backbone import Block, Layer, MultiHeadAttention, Use
@@ -39,6 +40,65 @@ def test_grouped_heads_equal_repeated_ones() -> None:
     whole.load_state_dict(state)
     x = torch.randn(2, 7, 16)
     torch.testing.assert_close(grouped(x), whole(x))
+
+
+@pytest.mark.parametrize("projection", ["learned", "convolution", "pooling"])
+@pytest.mark.parametrize("share", ["heads", "keys-values"])
+@pytest.mark.parametrize("cross", [False, True])
+def test_condensing_before_projecting_changes_nothing(projection: str, share: str, cross: bool, ragged: Ragged) -> None:
+    options = {
+        "variant": "linformer",
+        "max_len": 12,
+        "rank": 4,
+        "projection": projection,
+        "share": share,
+        "cross": cross,
+    }
+    attention = MultiHeadAttention(8, 2, **options).double()
+    with torch.no_grad():
+        for linear in (attention.key, attention.value):
+            linear.bias.normal_()
+    plain = copy.deepcopy(attention)
+    assert attention.condenses
+    plain.condenses = False
+    mask = ragged(3, 11)
+    tokens = torch.randn(3, 11, 8, dtype=torch.float64)
+    tokens = tokens.masked_fill(~mask[..., None], torch.nan)
+    for key_mask, given in ((None, tokens.nan_to_num()), (mask, tokens)):
+        found = []
+        for module in (attention, plain):
+            x = given.clone().requires_grad_()
+            inputs = (torch.ones(3, 5, 8, dtype=torch.float64), x) if cross else (x,)
+            out = module(*inputs, key_mask=key_mask)
+            out = out if cross or key_mask is None else out[mask]
+            found.append([out, *torch.autograd.grad(out.square().sum(), [x, *module.parameters()])])
+        for a, b in zip(*found, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_condensing_needs_tokens_no_wider_than_keys_one_mixture_for_all_heads_and_no_rotation() -> None:
+    def condenses(**options: object) -> bool:
+        return MultiHeadAttention(16, 4, max_len=8, **({"variant": "linformer"} | options)).condenses
+
+    assert condenses()
+    assert not condenses(kv_heads=2)
+    assert not condenses(share="none")
+    assert not condenses(positions="rotary")
+    assert not condenses(variant="full")
+
+
+def test_fewer_tokens_are_projected_where_they_are_condensed() -> None:
+    def operations(share: str) -> int:
+        attention = MultiHeadAttention(16, 4, variant="linformer", max_len=64, rank=8, share=share)
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            attention(torch.randn(1, 64, 16))
+        return counter.get_total_flops()
+
+    spared, shares = (
+        2 * 2 * (64 - 8) * 16 * 16,
+        2 * 2 * 8 * 64,
+    )  # projections of k and v; what a bias comes to in each slot
+    assert operations("none") - operations("heads") == spared - shares
 
 
 @pytest.mark.parametrize("variant", ["full", "test-gated-values"])

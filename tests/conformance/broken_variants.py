@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout
+from torch.nn.functional import dropout, pad
 
 import attnbench
 from attnbench.capabilities import Growth, Supports
-from attnbench.contract import Variant
+from attnbench.contract import Condensed, Variant
 
 EVERYTHING = Supports(causal=True, cross=True, padding=True, dropout=True, decode=True, exact_when={})
 LINEAR = Growth("n d", 1.0)
@@ -298,6 +298,39 @@ class TilesHeads(Correct):
 
     def dense_weights(self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         return super().dense_weights(q, k.repeat_interleave(self.heads // self.kv_heads, dim=1), key_mask=key_mask)
+
+
+class Pairs(Correct):
+    """Attention to the sums of pairs of tokens, which may be taken before tokens are projected."""
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+        return self.mix_slots(q, self.paired(k), self.paired(v), key_mask)
+
+    def mix_slots(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+        return self.scores(q, k).softmax(-1).to(v.dtype) @ v
+
+    def paired(self, x: Tensor) -> Tensor:
+        return pad(x, (0, 0, 0, x.shape[2] % 2)).unflatten(2, (-1, 2)).sum(3)
+
+    def share(self, tokens: Tensor) -> Tensor:
+        return self.paired(tokens.new_ones(1, 1, tokens.shape[2], 1))
+
+    def mix_length(self, tokens: Tensor, key_mask: Tensor | None) -> tuple[Condensed, Condensed]:
+        return (Condensed(self.paired(tokens), self.share(tokens)),) * 2
+
+    def reference(self, q: Any, k: Any, v: Any, *, key_mask: Tensor | None = None) -> Tensor:
+        return self.mix(q, k, v, key_mask)
+
+
+attnbench.register("condenses", Supports(cross=True, condense=True))(Pairs)
+
+
+@attnbench.register("forgets-the-share", Supports(cross=True, condense=True))
+class ForgetsTheShare(Pairs):
+    """A bias counts once for each slot, as if a slot were one token."""
+
+    def share(self, tokens: Tensor) -> Tensor:
+        return torch.ones_like(super().share(tokens))
 
 
 @attnbench.register("float32-out", EVERYTHING)

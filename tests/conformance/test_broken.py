@@ -31,6 +31,7 @@ BREAKS = {
     "unwritten-memory": ["fresh-memory"],
     "needs-contiguous": ["non-contiguous"],
     "tiles-heads": ["grouped-heads"],
+    "forgets-the-share": ["condensing"],
     "float32-out": ["dtypes"],
     "autocast-out": ["autocast"],
     "half-sums": ["long-sums"],
@@ -75,7 +76,14 @@ def test_a_correct_variant_passes_every_check() -> None:
         "decoding-state",
         "max-len",
         "no-dense-tensor",
+        "condensing",
     }
+
+
+@pytest.mark.usefixtures("broken")
+def test_a_variant_that_condenses_keeps_its_promise() -> None:
+    (result,) = check("condenses", only=["condensing"]).results
+    assert result.status == "passed", result
 
 
 @pytest.mark.usefixtures("broken")

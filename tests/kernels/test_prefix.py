@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from attnbench.kernels import prefix
+from attnbench.kernels import features, prefix
 from attnbench.kernels.prefix import explicit_weights, extend, linear_attention
 
 FEATURES = ("elu", "relu", "random")
@@ -126,6 +126,7 @@ def test_extend_goes_on_from_a_prompt(feature, small_chunks):
         out, sums = extend(sums, *token, feature=feature, projection=projection)
         torch.testing.assert_close(out, whole[:, :, t : t + 1])
     torch.testing.assert_close(sums.total, final.total)
+    torch.testing.assert_close(sums.norm, final.norm)
     torch.testing.assert_close(sums.top, final.top)
 
 
@@ -163,6 +164,56 @@ def test_keys_of_very_different_scale_neither_overflow_nor_vanish_from_rows_that
     assert (out[:, :, 0].abs().sum(-1) > 0).all()
     if causal:  # the first row sees one key
         torch.testing.assert_close(out[:, :, 0], v[:, :, 0])
+
+
+def with_exponents(largest):
+    """Queries and keys whose largest exponent under `projection_of("random")` is given."""
+    q, k, v = draw(23, 23, seed=4)
+    for x in (q, k):
+        exponents = x.detach() @ projection_of("random").T * x.shape[-1] ** -0.25
+        x.data.mul_(largest / exponents.abs().max())
+    return q, k, v
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_float32_bears_exponents_up_to_the_limit(causal):
+    projection, limit = projection_of("random"), features.PositiveRandom.LIMIT
+    q, k, v = with_exponents(0.999 * limit)
+    single = [x.detach().float().requires_grad_() for x in (q, k, v)]
+    assert features.PositiveRandom(projection.float()).queries(single[0].detach()).max() > 1e12  # nothing is taken out
+    out, _ = linear_attention(*single, feature="random", projection=projection.float(), causal=causal)
+    expected = by_hand("random", q, k, v, projection, None, causal)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-3, atol=1e-4)
+    found = torch.autograd.grad(out.sum(), single)
+    for a, b in zip(found, torch.autograd.grad(expected.sum(), (q, k, v)), strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("largest", [5.0, 60.0])
+def test_moderate_and_extreme_exponents_mean_the_same(largest, causal):
+    q, k, v = with_exponents(largest)
+    projection = projection_of("random")
+    found = []
+    for limit in (0.0, torch.inf):  # always the maxima taken out, and never
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(features.PositiveRandom, "LIMIT", limit)
+            out, sums = linear_attention(q, k, v, feature="random", projection=projection, causal=causal)
+            found.append([out, *torch.autograd.grad(out.square().sum(), (q, k, v))])
+            units = sums.top[..., None, None].exp2()
+            found[-1] += [sums.total * units, sums.norm * units]
+    for extracted, plain in zip(*found, strict=True):
+        torch.testing.assert_close(extracted, plain)
+
+
+def test_features_of_a_chunk_take_the_place_of_the_last_one_s():
+    phi = features.PositiveRandom(projection_of("random"))
+    x = torch.randn(3, 2, 3, 9, 4, dtype=torch.float64)
+    first, second = phi.queries(x[0]), phi.keys(x[1])[0]
+    kept = first.clone()
+    assert torch.equal(first, kept)  # queries and keys have places of their own
+    assert phi.queries(x[2]).data_ptr() == first.data_ptr() != second.data_ptr()
+    assert phi.keys(x[2][:, :, :5])[0].shape == (2, 3, 5, 7)  # a shorter chunk uses a part
 
 
 @pytest.mark.parametrize("feature", FEATURES)

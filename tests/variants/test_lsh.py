@@ -60,6 +60,16 @@ def test_the_order_is_a_permutation_by_hash_then_position() -> None:
     assert (variant.order(same, None).unflatten(2, (2, 50)) == torch.arange(50)).all()
 
 
+def test_hashes_are_the_directions_of_the_stated_rotations() -> None:
+    variant = build()
+    q, _ = draw(50)
+    for number, rotations in enumerate(variant.rotations):
+        digits = [torch.cat([q @ r, -(q @ r)], dim=-1).argmax(dim=-1) for r in rotations]
+        hashed = ((digits[0] * 8 + digits[1]) * 8 + digits[2]) * 8 + digits[3]
+        expected = hashed.sort(dim=-1, stable=True).indices
+        assert torch.equal(variant.order(q, None).unflatten(2, (2, 50))[:, :, number], expected)
+
+
 def test_equal_tokens_meet_and_opposite_ones_do_not() -> None:
     variant = build(bucket=8, hashes=1)
     direction = torch.randn(8, dtype=torch.float64)

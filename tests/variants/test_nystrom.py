@@ -83,7 +83,9 @@ def test_the_iteration_converges_to_the_pseudo_inverse():
     torch.testing.assert_close(pseudo_inverse(a, 40, everything), torch.linalg.pinv(a))
     torch.testing.assert_close(pseudo_inverse(a, 40, everything[..., :2]), torch.linalg.pinv(a)[..., :2])
     singular = torch.ones(1, 1, 4, 4, dtype=torch.float64) / 4
-    torch.testing.assert_close(pseudo_inverse(singular, 20, torch.eye(4, dtype=torch.float64)[None, None]), torch.linalg.pinv(singular))
+    torch.testing.assert_close(
+        pseudo_inverse(singular, 20, torch.eye(4, dtype=torch.float64)[None, None]), torch.linalg.pinv(singular)
+    )
 
 
 def test_it_approaches_full_attention_with_a_landmark_for_each_token():

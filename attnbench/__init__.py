@@ -13,13 +13,13 @@ from attnbench._version import __version__
 if TYPE_CHECKING:
     from attnbench.backbone import MultiHeadAttention, Transformer
     from attnbench.capabilities import Growth, Stream, Supports
-    from attnbench.contract import Unsupported, Variant
+    from attnbench.contract import Condensed, Unsupported, Variant
     from attnbench.registry import VariantInfo, create_variant, list_variants, plugin_failures, register, variant_info
     from attnbench.tasks import create_task, list_tasks, register_task
 
 _HOMES = {
     "attnbench.capabilities": ("Growth", "Stream", "Supports"),
-    "attnbench.contract": ("Unsupported", "Variant"),
+    "attnbench.contract": ("Condensed", "Unsupported", "Variant"),
     "attnbench.registry": (
         "VariantInfo",
         "create_variant",
@@ -33,6 +33,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Condensed",
     "Growth",
     "MultiHeadAttention",
     "Stream",

@@ -89,7 +89,18 @@ def _print_pattern(matrix: Any, options: dict[str, Any]) -> None:
 
 def _capabilities(info: Any) -> list[list[str]]:
     supports = info.supports
-    flags = ["causal", "bidirectional", "cross", "padding", "dropout", "decode", "condense", "grouped", "linear_in_v", "compiles"]
+    flags = [
+        "causal",
+        "bidirectional",
+        "cross",
+        "padding",
+        "dropout",
+        "decode",
+        "condense",
+        "grouped",
+        "linear_in_v",
+        "compiles",
+    ]
     rows = [["can", ", ".join(flag for flag in flags if getattr(supports, flag))]]
     rows.append(["cannot", ", ".join(flag for flag in flags if not getattr(supports, flag)) or "-"])
     rows.append(["reads", ", ".join([*supports.reads, *(stream.name for stream in supports.streams)])])

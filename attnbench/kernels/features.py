@@ -102,13 +102,14 @@ class PositiveRandom:
     largest is taken out as well: for a query it is a factor of its row, for a key it goes into the key's scale. Both are
     exact. Such exponents are of two: exp2 does not slow down where it underflows, as exp does on a CPU.
 
-    Features of one chunk stay until the next chunk's, of queries or of keys, take their place. They lie features by tokens,
-    which is how the sums read them fastest.
+    Features of one chunk stay until the next chunk's take their place: those of its own kind where `together`, queries' and
+    keys' being needed at one time, else of either kind. They lie features by tokens, which is how the sums read them fastest.
     """
 
     LIMIT = 30.0  # products of two such features, summed over a million keys, are far from overflow and from underflow
 
-    def __init__(self, projection: Tensor) -> None:
+    def __init__(self, projection: Tensor, together: bool = True) -> None:
+        self.together = together
         self.scale = projection.shape[1] ** -0.5
         self.projection = projection * self.scale**0.5
         self.rooms: dict[str, Tensor] = {}
@@ -119,7 +120,9 @@ class PositiveRandom:
     def _exponentials(self, kind: str, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """(batch, heads, rows, features), and the log2 (batch, heads, rows) of what was taken out of each row, if anything."""
         lead, x = x.shape[:2], x.flatten(0, 1)
-        exponents = torch.bmm(self.projection.expand(len(x), -1, -1), x.mT, out=self._room(kind, *x.shape[:2]))
+        exponents = torch.bmm(
+            self.projection.expand(len(x), -1, -1), x.mT, out=self._room("features", kind, *x.shape[:2])
+        )
         if self._moderate(exponents):
             return exponents.exp_().mT.unflatten(0, lead), None
         largest = exponents.amax(dim=1, keepdim=True)
@@ -128,14 +131,15 @@ class PositiveRandom:
         ).unflatten(0, lead)
 
     def gradient_room(self, kind: str, out: Tensor, dtype: torch.dtype) -> Tensor | None:
-        return self._room(f"gradients of {kind}", out.shape[0] * out.shape[1], out.shape[2]).mT
+        return self._room("gradients", kind, out.shape[0] * out.shape[1], out.shape[2]).mT
 
-    def _room(self, kind: str, lead: int, rows: int) -> Tensor:
+    def _room(self, what: str, kind: str, lead: int, rows: int) -> Tensor:
         """Memory (batch * heads, features, rows), the same for every chunk."""
         shape = lead, self.projection.shape[0], rows
-        room = self.rooms.get(kind)
+        name = f"{what} of {kind}" if self.together else what
+        room = self.rooms.get(name)
         if room is None or room.numel() < math.prod(shape):
-            room = self.rooms[kind] = self.projection.new_empty(math.prod(shape))
+            room = self.rooms[name] = self.projection.new_empty(math.prod(shape))
         return room[: math.prod(shape)].view(shape)
 
     def _moderate(self, exponents: Tensor) -> bool:
@@ -175,9 +179,14 @@ def flat_rows(x: Tensor, width: int, dtype: torch.dtype) -> Tensor | None:
 FEATURES = {"elu": Elu, "relu": Relu}
 
 
-def feature_map(name: str, projection: Tensor | None, dtype: torch.dtype, given: bool = False) -> FeatureMap:
-    """The map of that name, which computes in `dtype`; "random" takes the projection (features, d)."""
+def feature_map(
+    name: str, projection: Tensor | None, dtype: torch.dtype, *, together: bool, given: bool = False
+) -> FeatureMap:
+    """The map of that name, which computes in `dtype`; "random" takes the projection (features, d).
+
+    together: whether features of queries and of keys are needed at one time.
+    """
     if name == "random":
         assert projection is not None
-        return PositiveRandom(projection.to(dtype))
+        return PositiveRandom(projection.to(dtype), together)
     return FEATURES[name](given)

@@ -71,7 +71,7 @@ def extend(
     sums: Sums, q: Tensor, k: Tensor, v: Tensor, *, feature: str = "elu", projection: Tensor | None = None
 ) -> tuple[Tensor, Sums]:
     """The output of one more token (n_q = n_k = 1) that sees itself and all before it, and the sums with it; no gradients."""
-    phi = feature_map(feature, projection, sums.total.dtype)
+    phi = feature_map(feature, projection, sums.total.dtype, together=False)
     with torch.autocast(q.device.type, enabled=False):
         sums = absorb_(sums.flat().copied(), Keys.load(phi, k, v, None))
         out = torch.empty_like(v)
@@ -150,7 +150,7 @@ def _forward(
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     (batch, heads, n_q, d), n_k, e, acc = q.shape, k.shape[2], v.shape[3], _accumulator(q)
-    phi = feature_map(feature, projection, acc)
+    phi = feature_map(feature, projection, acc, together=causal)
     sums = Sums.empty(q.new_empty(0, dtype=acc), batch * heads, phi.width(d), e)
     divisors, out = q.new_empty(batch * heads, n_q, 1, dtype=acc), None
     kept_q, kept_k = _kept(q, k, keep)
@@ -219,7 +219,7 @@ def _backward(
     grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v; where `given`, q and k are features already."""
-    phi = feature_map(feature, projection, divisors.dtype, given)
+    phi = feature_map(feature, projection, divisors.dtype, together=causal, given=given)
     key_mask = None if given else key_mask
     steps = _steps(q.shape, k.shape[2], causal, q.device.type, _parts(projection, backward=True))
     states = [Sums(total, norm, top).flat()] * (len(steps) + 1)

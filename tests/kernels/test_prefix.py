@@ -214,6 +214,8 @@ def test_features_of_a_chunk_take_the_place_of_the_last_one_s():
     assert torch.equal(first, kept)  # queries and keys have places of their own
     assert phi.queries(x[2]).data_ptr() == first.data_ptr() != second.data_ptr()
     assert phi.keys(x[2][:, :, :5])[0].shape == (2, 3, 5, 7)  # a shorter chunk uses a part
+    phi = features.PositiveRandom(projection_of("random"), together=False)
+    assert phi.queries(x[0]).data_ptr() == phi.keys(x[1])[0].data_ptr()
 
 
 @pytest.mark.parametrize("feature", FEATURES)

@@ -180,7 +180,7 @@ class MultiHeadAttention(nn.Module):
         """What the variant would make of the projected tokens, from the tokens that it has mixed."""
         out = projection(mixed.tokens.squeeze(1))
         if projection.bias is not None:  # which each token would have brought along
-            out = out + (mixed.share.squeeze(1) - 1) * projection.bias
+            out = out + ((mixed.share.squeeze(1) - 1) * projection.bias).to(out.dtype)
         return self._split(out, self.kv_heads)
 
     @staticmethod

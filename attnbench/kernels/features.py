@@ -120,15 +120,16 @@ class PositiveRandom:
     def _exponentials(self, kind: str, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """(batch, heads, rows, features), and the log2 (batch, heads, rows) of what was taken out of each row, if anything."""
         lead, x = x.shape[:2], x.flatten(0, 1)
-        exponents = torch.bmm(
-            self.projection.expand(len(x), -1, -1), x.mT, out=self._room("features", kind, *x.shape[:2])
-        )
+        room = self._room("features", kind, *x.shape[:2])
+        exponents = torch.bmm(self.projection.expand(len(x), -1, -1), x.mT, out=room)
+        largest = None
         if self._moderate(exponents):
-            return exponents.exp_().mT.unflatten(0, lead), None
-        largest = exponents.amax(dim=1, keepdim=True)
-        return exponents.sub_(largest).mul_(LOG2_E).exp2_().mT.unflatten(0, lead), largest.squeeze(1).mul_(
-            LOG2_E
-        ).unflatten(0, lead)
+            exponents.exp_()
+        else:
+            largest = exponents.amax(dim=1, keepdim=True)
+            exponents.sub_(largest).mul_(LOG2_E).exp2_()
+            largest = largest.squeeze(1).mul_(LOG2_E).unflatten(0, lead)
+        return exponents.mT.unflatten(0, lead), largest
 
     def gradient_room(self, kind: str, out: Tensor, dtype: torch.dtype) -> Tensor | None:
         return self._room("gradients", kind, out.shape[0] * out.shape[1], out.shape[2]).mT
@@ -143,8 +144,8 @@ class PositiveRandom:
         return room[: math.prod(shape)].view(shape)
 
     def _moderate(self, exponents: Tensor) -> bool:
-        if exponents.device.type != "cpu" or not exponents.numel():  # elsewhere the answer would stall the device
-            return False
+        if exponents.device.type != "cpu" or not exponents.numel() or torch.compiler.is_compiling():
+            return False  # the answer would stall another device, and cannot be part of a graph
         lowest, highest = torch.aminmax(exponents)
         return bool(torch.maximum(-lowest, highest) <= self.LIMIT)
 
@@ -161,9 +162,8 @@ class PositiveRandom:
 
     def keys_backward(self, x: Tensor, phi: Tensor, grad: Tensor, out: Tensor) -> None:
         weighted = grad.mul_(phi)
-        norms = weighted.sum(dim=-1, keepdim=True)  # before `out` is written: it may be `grad`
         self._exponents_backward(weighted, out)
-        out.sub_(x * norms.unflatten(0, out.shape[:2]), alpha=self.scale)
+        out.sub_(x * weighted.sum(dim=-1, keepdim=True).unflatten(0, out.shape[:2]), alpha=self.scale)
 
     def _exponents_backward(self, weighted: Tensor, out: Tensor) -> None:
         out.copy_((weighted @ self.projection).unflatten(0, out.shape[:2]))

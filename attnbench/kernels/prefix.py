@@ -75,7 +75,7 @@ def extend(
     with torch.autocast(q.device.type, enabled=False):
         sums = absorb_(sums.flat().copied(), Keys.load(phi, k, v, None))
         out = torch.empty_like(v)
-        _normalise(*read(sums, Queries.load(phi, q), None, None), out)
+        _normalise(*read(sums, Queries.load(phi, q), None, None), out, placed=False)
     return out, sums.unflat(*q.shape[:2])
 
 
@@ -94,8 +94,8 @@ def _steps(q: torch.Size, n_k: int, causal: bool, device: str, parts: int) -> li
     """Steps of at most 1 / parts of the sequence each, so that a few temporaries of that size are small beside the inputs."""
     batch, heads, n_q, d = q
     size = CHUNK_ELEMENTS.get(device, DEVICE_ELEMENTS) // (batch * heads * d)
-    size = max(ALIGNED, min(size, -(-max(n_q, n_k) // parts)))
-    size = -(-size // ALIGNED) * ALIGNED  # rows of features by tokens begin well in memory
+    size = min(size, -(-max(n_q, n_k) // parts))
+    size = max(1, size // ALIGNED) * ALIGNED  # so that rows of features by tokens begin well in memory
     if not causal:
         reads: list[Step] = [(None, chunk) for chunk in _chunks(0, n_q, size)]
         return [(chunk, None) for chunk in _chunks(0, n_k, size)] + reads
@@ -114,13 +114,13 @@ def _chunks(start: int, stop: int, size: int) -> list[slice]:
     return [slice(at, min(at + size, stop)) for at in range(start, stop, size)]
 
 
-def _normalise(summed: Tensor, norm: Tensor, out: Tensor) -> Tensor:
+def _normalise(summed: Tensor, norm: Tensor, out: Tensor, *, placed: bool) -> Tensor:
     """Writes outputs and returns the rows' divisors: infinite where no weight is above zero, which makes both passes zero.
 
-    `summed` may lie where `out` does.
+    placed: whether `summed` lies where `out` does.
     """
     divisor = norm.masked_fill_(norm == 0, torch.inf)
-    if summed.data_ptr() == out.data_ptr():
+    if placed:
         summed.div_(divisor)
     else:
         torch.div(summed.unflatten(0, out.shape[:2]), divisor.unflatten(0, out.shape[:2]), out=out)
@@ -162,9 +162,10 @@ def _forward(
             queries = Queries.load(phi, q[:, :, query_rows], kept_q[:, :, query_rows] if keep else None)
             out = empty_tokens(v, n_q, e) if out is None else out  # not before the keys' features have left
             own = out[:, :, query_rows]
-            summed, norm = read(sums, queries, keys, flat_rows(own, e, acc))
+            room = flat_rows(own, e, acc)
+            summed, norm = read(sums, queries, keys, room)
             del queries
-            divisors[:, query_rows] = _normalise(summed, norm, own)
+            divisors[:, query_rows] = _normalise(summed, norm, own, placed=room is not None)
             del summed
         if keys is not None:
             sums = absorb_(sums, keys)

@@ -226,9 +226,8 @@ def _backward(
     delta: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     dq, acc, safe = _room(q, q.shape[2]), lse.dtype, bounded(q, k, scale)
-    dk, dv = (
-        x.new_zeros(x.shape, dtype=acc) for x in (k, v)
-    )  # products add to these, faster where rows are neighbours
+    # Products add to these, which is faster where the rows of a head are neighbours.
+    dk, dv = (x.new_zeros(x.shape, dtype=acc) for x in (k, v))
     flat = [x.flatten(0, 1) for x in (q, dq, lse, grad, delta)]
     totals = dk.flatten(0, 1), dv.flatten(0, 1)
     for piece, parts in _call(q, k, v, band, band_mask, extra, extra_mask, rows).pieces(2):

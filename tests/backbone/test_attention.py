@@ -87,6 +87,27 @@ def test_condensing_needs_tokens_no_wider_than_keys_one_mixture_for_all_heads_an
     assert not condenses(variant="full")
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_condensed_tokens_have_the_dtype_of_queries(dtype: torch.dtype) -> None:
+    attention = MultiHeadAttention(8, 2, variant="linformer", max_len=8, rank=4)
+    x = torch.randn(2, 7, 8)
+    expected = attention(x)
+    with torch.autocast("cpu", dtype):
+        out = attention(x)
+    torch.testing.assert_close(out.float(), expected, atol=0.1, rtol=0.1)
+    out.float().sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in attention.parameters())
+    assert attention.to(dtype)(x.to(dtype)).dtype == dtype
+
+
+def test_a_condensing_attention_compiles_whole_and_is_exported() -> None:
+    attention = MultiHeadAttention(8, 2, variant="linformer", max_len=8, rank=4)
+    x = torch.randn(2, 7, 8)
+    compiled = torch.compile(attention, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), attention(x))
+    torch.testing.assert_close(torch.export.export(attention, (x,)).module()(x), attention(x))
+
+
 def test_fewer_tokens_are_projected_where_they_are_condensed() -> None:
     def operations(share: str) -> int:
         attention = MultiHeadAttention(16, 4, variant="linformer", max_len=64, rank=8, share=share)

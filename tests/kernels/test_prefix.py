@@ -272,6 +272,23 @@ def test_compiles_to_one_graph_with_gradients(feature, causal):
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_step_of_decoding_compiles_to_one_graph(feature):
+    q, k, v = (x.detach() for x in draw(6, 6))
+    projection = projection_of(feature)
+    _, sums = linear_attention(*(x[:, :, :5] for x in (q, k, v)), feature=feature, projection=projection, causal=True)
+
+    def function(sums, q, k, v):
+        return extend(sums, q, k, v, feature=feature, projection=projection)
+
+    token = [x[:, :, 5:] for x in (q, k, v)]
+    out, after = torch.compile(function, fullgraph=True, backend="aot_eager")(sums, *token)
+    expected, expected_after = function(sums, *token)
+    torch.testing.assert_close(out, expected)
+    units = [x.top[..., None, None].exp2() for x in (after, expected_after)]  # maxima may have been taken out in one
+    torch.testing.assert_close(after.total * units[0], expected_after.total * units[1])
+
+
 def test_explicit_weights_sum_to_one_or_zero():
     queries, keys = torch.rand(2, 2, 3, 5, 4).unbind()
     weights = explicit_weights(queries, keys, key_mask=torch.arange(5) > torch.tensor([[1], [4]]), causal=True)

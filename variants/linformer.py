@@ -33,6 +33,8 @@ def supports(options: Mapping[str, Any]) -> Supports:
         notes=(
             "no causal form: every slot mixes tokens of the whole length, so later tokens would reach earlier outputs",
             "projections are not shared between layers, which a module that knows only its own layer cannot do",
+            "in MultiHeadAttention tokens are mixed before they are projected to keys and values, unless share is none: the "
+            "same by linearity, and rank tokens to project instead of n",
         ),
     )
 

@@ -13,6 +13,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from attnbench.capabilities import Growth, Supports
 from attnbench.contract import Variant
 from attnbench.errors import UserError
+from attnbench.kernels.tokens import whole_blocks
 from attnbench.registry import register
 
 
@@ -74,8 +75,11 @@ class Compressed(Variant):
         return self.dropout if self.training else 0.0
 
     def _blocks(self, x: Tensor) -> Tensor:
-        padded = pad(x, (0, 0, 0, -x.shape[2] % self.factor))
-        return rearrange(padded, "batch heads (blocks step) width -> batch heads blocks (step width)", step=self.factor)
+        return rearrange(
+            whole_blocks(x, self.factor),
+            "batch heads (blocks step) width -> batch heads blocks (step width)",
+            step=self.factor,
+        )
 
     def _real(self, key_mask: Tensor) -> Tensor:
         """(batch, blocks): blocks with a real token."""
@@ -86,7 +90,7 @@ class Compressed(Variant):
         n, late = q.shape[2], keys.shape[2] - 1
         if late == 0:
             return q * 0
-        queries = pad(q, (0, 0, 0, -n % self.factor))[:, :, self.factor :]
+        queries = whole_blocks(q, self.factor)[:, :, self.factor :]
         queries = rearrange(
             queries, "batch heads (blocks step) width -> batch (heads step) blocks width", step=self.factor
         )

@@ -13,6 +13,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from attnbench.capabilities import Growth, Supports
 from attnbench.contract import Condensed, Variant
 from attnbench.errors import UserError, nearest
+from attnbench.kernels.tokens import whole_blocks
 from attnbench.registry import register
 
 PROJECTIONS = ("learned", "convolution", "pooling")
@@ -111,7 +112,7 @@ class Linformer(Variant):
             if weights.shape[0] == 1:  # one product for all heads, and one gradient
                 return einsum(weights.squeeze(0), x, "rank n, batch heads n width -> batch heads rank width")
             return weights @ x
-        blocks = pad(x, (0, 0, 0, -x.shape[2] % self.stride)).unflatten(2, (-1, self.stride))
+        blocks = whole_blocks(x, self.stride).unflatten(2, (-1, self.stride))
         if weights is None:
             counts = self._counts(x.shape[2], key_mask, x.device).clamp(min=1)
             return blocks.mean(dim=3) * (self.stride / counts).to(x.dtype)[:, None, :, None]

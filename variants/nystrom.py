@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d, pad, scaled_dot_product_attention
+from torch.nn.functional import conv2d, scaled_dot_product_attention
 
 from attnbench.capabilities import Growth, Supports
 from attnbench.contract import Variant
 from attnbench.errors import UserError
+from attnbench.kernels.tokens import whole_blocks
 from attnbench.registry import register
 
 
@@ -145,10 +146,9 @@ def segment_means(x: Tensor, landmarks: int, key_mask: Tensor | None) -> Tensor:
     batch, heads, n, width = x.shape
     if key_mask is None:
         size = -(-n // landmarks)
-        x = pad(x, (0, 0, 0, -n % size)) if n % size else x  # padding by nothing would copy
         counts = (n - torch.arange(0, n, size, device=x.device)).clamp(max=size)
         # Not the mean, whose gradient would be written out for every token before it is divided.
-        return x.unflatten(2, (-1, size)).sum(dim=3) * (1 / counts)[:, None].to(x.dtype)
+        return whole_blocks(x, size).unflatten(2, (-1, size)).sum(dim=3) * (1 / counts)[:, None].to(x.dtype)
     wide, slots = torch.promote_types(x.dtype, torch.float32), min(landmarks, n)
     slot = ((key_mask.cumsum(dim=1) - 1) // _sizes(key_mask, landmarks)).clamp(min=0)
     slot = slot + slots * torch.arange(batch, device=x.device)[:, None]

@@ -12,6 +12,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from attnbench.capabilities import Growth, Supports
 from attnbench.contract import Variant
 from attnbench.kernels import masked_attention
+from attnbench.kernels.tokens import whole_blocks
 from attnbench.registry import register
 
 TINY = 1e-30  # a total share below it stays as it is: its inverse would overflow in the backward pass
@@ -127,9 +128,7 @@ class Sinkhorn(Variant):
         return rearrange(spread, "b h i query j place -> b h (i query) (j place)")[:, :, :n, :n]
 
     def _folded(self, x: Tensor, size: int) -> Tensor:
-        short = -x.shape[2] % size
-        x = pad(x, (0, 0, 0, short)) if short else x
-        return rearrange(x, "b h (blocks place) d -> b h blocks place d", place=size)
+        return rearrange(whole_blocks(x, size), "b h (blocks place) d -> b h blocks place d", place=size)
 
     def _real(self, key_mask: Tensor | None, n: int, size: int, q: Tensor) -> Tensor | None:
         """(batch or 1, blocks, place): which places hold a real token; None where all do."""

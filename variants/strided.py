@@ -15,6 +15,7 @@ from attnbench.capabilities import Growth, Supports
 from attnbench.contract import Variant
 from attnbench.kernels import dense_softmax, masked_attention
 from attnbench.kernels.caching import Cache, extended, right_aligned
+from attnbench.kernels.tokens import whole_blocks
 from attnbench.registry import register
 
 
@@ -67,8 +68,7 @@ class Strided(Variant):
                 mask = mask.expand(-1, -1, n // stride + bool(missing), -1).tril()
             mask = mask.repeat_interleave(heads, dim=0)
         q, k, v = (
-            rearrange(pad(x, (0, 0, 0, missing)) if missing else x, "b h (row fold) d -> (b h) fold row d", fold=stride)
-            for x in (q, k, v)
+            rearrange(whole_blocks(x, stride), "b h (row fold) d -> (b h) fold row d", fold=stride) for x in (q, k, v)
         )
         if mask is None:
             out = scaled_dot_product_attention(q, k, v, is_causal=self.causal)

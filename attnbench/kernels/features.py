@@ -12,7 +12,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["FEATURES", "FeatureMap", "feature_map", "flat_rows"]
+from attnbench.kernels.tokens import flat_rows
+
+__all__ = ["FEATURES", "FeatureMap", "feature_map"]
 
 LOG2_E = math.log2(math.e)
 
@@ -158,22 +160,11 @@ class PositiveRandom:
         return phi, norms if largest is None else norms.add_(largest)
 
     def queries_backward(self, x: Tensor, phi: Tensor, grad: Tensor, out: Tensor) -> None:
-        self._exponents_backward(grad.mul_(phi), out)
+        out.copy_((grad.mul_(phi) @ self.projection).unflatten(0, out.shape[:2]))
 
     def keys_backward(self, x: Tensor, phi: Tensor, grad: Tensor, out: Tensor) -> None:
-        weighted = grad.mul_(phi)
-        self._exponents_backward(weighted, out)
-        out.sub_(x * weighted.sum(dim=-1, keepdim=True).unflatten(0, out.shape[:2]), alpha=self.scale)
-
-    def _exponents_backward(self, weighted: Tensor, out: Tensor) -> None:
-        out.copy_((weighted @ self.projection).unflatten(0, out.shape[:2]))
-
-
-def flat_rows(x: Tensor, width: int, dtype: torch.dtype) -> Tensor | None:
-    """x (batch, heads, n, w) as (batch * heads, n, width), to be written into; None where that would be a copy."""
-    if x.shape[3] != width or x.dtype != dtype or (x.shape[0] > 1 and x.stride(0) != x.shape[1] * x.stride(1)):
-        return None
-    return x.flatten(0, 1)
+        self.queries_backward(x, phi, grad, out)  # grad lies in a room of its own, weighted by phi now
+        out.sub_(x * grad.sum(dim=-1, keepdim=True).unflatten(0, out.shape[:2]), alpha=self.scale)
 
 
 FEATURES = {"elu": Elu, "relu": Relu}

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from attnbench.kernels.layout import empty_tokens
 from attnbench.kernels.operators import operator
 from attnbench.kernels.parts import Hidden
 from attnbench.kernels.pieces import Mask, accumulator, attend, attend_backward, bounded, piece_scores, transposed
+from attnbench.kernels.tokens import empty_tokens
 
 __all__ = ["gathered_attention"]
 

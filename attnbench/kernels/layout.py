@@ -10,10 +10,9 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
-__all__ = ["Band", "Piece", "cut", "empty_tokens", "tile_rows"]
+__all__ = ["Band", "Piece", "cut", "tile_rows"]
 
 
 @dataclass(frozen=True)
@@ -61,16 +60,6 @@ class Piece:
         across, along, *inner = x.stride()
         offset = x.storage_offset() + self.heads.start * across + first * along
         return x.as_strided((self.count, length, *x.shape[2:]), (self.step * along, along, *inner), offset)
-
-
-def empty_tokens(x: Tensor, n: int, width: int, dtype: torch.dtype | None = None) -> Tensor:
-    """An empty (batch, heads, n, width) beside x (batch, heads, ...) that lies in memory token by token, as projections do.
-
-    Joining its heads copies nothing. It is nobody's view, so that autograd may add other gradients to it in place.
-    """
-    batch, heads = x.shape[:2]
-    strides = (n * heads * width, width, heads * width, 1)
-    return x.new_empty_strided((batch, heads, n, width), strides, dtype=dtype or x.dtype)
 
 
 def tile_rows(band: Band) -> int:

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from attnbench.kernels.features import FeatureMap, feature_map, flat_rows
-from attnbench.kernels.layout import empty_tokens
+from attnbench.kernels.features import FeatureMap, feature_map
 from attnbench.kernels.operators import operator
 from attnbench.kernels.sums import Gradient, Keys, Queries, Sums, absorb_, absorb_backward, read, read_backward
+from attnbench.kernels.tokens import empty_tokens, flat_rows
 
 __all__ = ["Sums", "explicit_weights", "extend", "linear_attention"]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from attnbench.kernels import flex
-from attnbench.kernels.layout import Band, Piece, cut, empty_tokens, tile_rows
+from attnbench.kernels.layout import Band, Piece, cut, tile_rows
 from attnbench.kernels.operators import operator
 from attnbench.kernels.parts import Keys, Listed, Triangles, Window
 from attnbench.kernels.pieces import (
@@ -27,6 +27,7 @@ from attnbench.kernels.pieces import (
     transposed,
     unchanged_by_autocast,
 )
+from attnbench.kernels.tokens import empty_tokens
 
 __all__ = ["backend", "sparse_attention"]
 

@@ -168,7 +168,9 @@ class MultiHeadAttention(nn.Module):
     def _mix(self, x: Tensor, memory: Memory) -> Tensor:
         q, streams = self._queries(x, 0)
         options = {"condensed": True} if memory.condensed else {}
-        return self.out(self._join(self.mixer(q, memory.k, memory.v, key_mask=memory.key_mask, **options, **streams)))
+        mixed = self.mixer(q, memory.k, memory.v, key_mask=memory.key_mask, **options, **streams)
+        del q, memory, streams  # without gradients their memory is free for what comes out
+        return self.out(self._join(mixed))
 
     def _queries(self, x: Tensor, offset: int) -> tuple[Any, dict[str, Tensor]]:
         q = None if self.query is None else self._split(self.query(x), self.heads)

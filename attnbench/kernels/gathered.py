@@ -1,7 +1,7 @@
 """Attention inside ragged groups of tokens, wherever they stand: what sorting, hashing and routing come down to.
 
 A *tile* is a run of queries and the run of keys that they see, both taken from lists of positions (the sorted order, or a
-selection). Tiles are gathered into cache-sized pieces of nearly equal width; nothing is ever as large as n_q x n_k.
+selection). Tiles are gathered into cache-sized pieces (`tiles.py` says which); nothing is ever as large as n_q x n_k.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from torch.utils.flop_counter import register_flop_formula
 
 from attnbench.kernels.operators import operator
 from attnbench.kernels.parts import Hidden
-from attnbench.kernels.pieces import Mask, accumulator, attend, attend_backward, bounded, piece_scores, transposed
+from attnbench.kernels.pieces import Mask, accumulator, attend, attend_backward, bounded, dots, piece_scores
+from attnbench.kernels.rooms import Rooms
+from attnbench.kernels.tiles import Run, runs
 from attnbench.kernels.tokens import empty_tokens
 
 __all__ = ["gathered_attention"]
 
 SHARE = 0.5  # of the budget for scores: what is gathered needs room in the caches too
-FILL = 0.75  # a piece takes in tiles down to this share of its width; the rest of the width is wasted work
 
 
 def gathered_attention(
@@ -60,7 +61,7 @@ def gathered_attention(
     if torch.is_autocast_enabled(device):
         q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
     with torch.autocast(device, enabled=False):
-        return _forward(q, k, v, queries, keys, tiles, causal, exclude_self, scale)
+        return _forward(q, k, v, queries, keys, tiles, causal, exclude_self, scale)[:2]
 
 
 class _Rows(NamedTuple):
@@ -69,12 +70,13 @@ class _Rows(NamedTuple):
     flat: Tensor
     of_slot: Tensor
 
-    def take(self, slots: Tensor) -> Tensor:
-        rows = self.flat.index_select(0, self.at(slots))
-        return rows.to(accumulator(rows.dtype)).view(*slots.shape, -1)
+    def take(self, slots: Tensor, room: Rooms, name: str) -> Tensor:
+        """The rows of slots (m,), in the accumulating dtype, in a room of that name."""
+        found = room.empty(name, self.flat.dtype, slots.shape[0], self.flat.shape[1])
+        return torch.index_select(self.flat, 0, self.at(slots), out=found).to(accumulator(found.dtype))
 
     def at(self, slots: Tensor) -> Tensor:
-        return self.of_slot.index_select(0, slots.view(-1))
+        return self.of_slot.index_select(0, slots)
 
 
 def _rows(x: Tensor, positions: Tensor) -> _Rows:
@@ -86,54 +88,6 @@ def _rows(x: Tensor, positions: Tensor) -> _Rows:
     batch, head = (torch.arange(x.shape[i], device=x.device) * steps[i] for i in (0, 1))
     index = batch[:, None, None] + head[None, :, None] + positions * steps[2]
     return _Rows(x.as_strided((count, d), (d, 1), x.storage_offset()), index.reshape(-1))
-
-
-class _Run(NamedTuple):
-    """Tiles of one piece: slots of queries (c, m) and of keys (c, w), padded with repeats; which are real (None: all); and by
-    how many slots the keys start before the queries, where that is the same in all tiles."""
-
-    queries: Tensor
-    keys: Tensor
-    real_queries: Tensor | None
-    real_keys: Tensor | None
-    lead: int | None
-
-
-def _slots(starts: list[int], stops: list[int], device: torch.device) -> tuple[Tensor, Tensor | None]:
-    lengths = {stop - start for start, stop in zip(starts, stops, strict=True)}
-    slots = torch.tensor(starts, device=device)[:, None] + torch.arange(max(lengths), device=device)
-    if len(lengths) == 1:
-        return slots, None
-    last = torch.tensor(stops, device=device)[:, None] - 1
-    return torch.minimum(slots, last), slots <= last
-
-
-def _runs(tiles: Tensor, lists: tuple[int, int], x: Tensor) -> Iterator[_Run]:
-    """Tiles (..., batch, heads, T, 4), cut and batched so that the padded scores of a run fit in the budget."""
-    room = piece_scores(x, SHARE)
-    batch, heads = tiles.shape[-4:-2]
-    row = torch.arange(batch * heads, device=tiles.device).view(batch, heads, 1, 1)
-    shifts = row * torch.tensor([lists[0], lists[0], lists[1], lists[1]], device=tiles.device)
-    flat = (tiles + shifts).reshape(-1, 4).tolist()
-    parts = []
-    for q0, q1, k0, k1 in flat:
-        if k1 > k0:
-            rows = max(1, room // (k1 - k0))
-            parts += [(start, min(start + rows, q1), k0, k1) for start in range(q0, q1, rows)]
-    parts.sort(key=lambda part: (part[2] - part[3], part[0] - part[1]))
-    start = 0
-    while start < len(parts):
-        width, height, stop = parts[start][3] - parts[start][2], 0, start
-        while stop < len(parts) and parts[stop][3] - parts[stop][2] >= FILL * width:
-            height = max(height, parts[stop][1] - parts[stop][0])
-            if stop > start and (stop + 1 - start) * height * width > room:
-                break
-            stop += 1
-        q0s, q1s, k0s, k1s = (list(column) for column in zip(*parts[start:stop], strict=True))
-        (queries, real_queries), (keys, real_keys) = _slots(q0s, q1s, x.device), _slots(k0s, k1s, x.device)
-        leads = {q0 - k0 for q0, k0 in zip(q0s, k0s, strict=True)}
-        yield _Run(queries, keys, real_queries, real_keys, leads.pop() if len(leads) == 1 else None)
-        start = stop
 
 
 @dataclass(frozen=True)
@@ -149,19 +103,36 @@ class _Self:
         scores.diagonal(-self.lead, 1, 2).fill_(-torch.inf)
 
 
+@dataclass(frozen=True)
+class _Leading:
+    """Hides the first keys of some tiles."""
+
+    tiles: Tensor
+    keys: int
+
+    def zero_(self, weights: Tensor) -> None:
+        weights[:, : self.keys].index_fill_(0, self.tiles, 0)
+
+    def exclude_(self, scores: Tensor) -> None:
+        scores[:, : self.keys].index_fill_(0, self.tiles, -torch.inf)
+
+
 @dataclass
 class _Gathered:
     """The keys of a run of tiles; `rows` are those of its key slots in a gradient laid out token by token."""
 
     k: Tensor
     v: Tensor
-    rows: Tensor
     masks: Sequence[Mask]
     weights: Tensor
     scratch: Tensor
+    run: Run
+    rows: Tensor
+    rooms: Rooms
 
     def accumulate(self, total: Tensor, weights: Tensor, rows: Tensor) -> None:
-        total.index_add_(0, self.rows, torch.bmm(weights, rows).flatten(0, 1))
+        room = self.rooms.empty("gradients of keys", rows.dtype, len(self.rows), rows.shape[-1])
+        total.index_add_(0, self.rows, self.run.gathered(weights, rows, room))
 
 
 class _Lists(NamedTuple):
@@ -173,30 +144,40 @@ class _Lists(NamedTuple):
     queries: Tensor
     keys: Tensor
     like: _Rows  # rows of the keys' gradients
+    rooms: Rooms
 
-    def part(self, run: _Run, causal: bool, exclude_self: bool, buffers: int) -> _Gathered:
-        masks: list[Mask] = []
+    def tile(self, run: Run, rows: _Rows, name: str) -> Tensor:
+        """The rows of a run's queries (c, T, width)."""
+        return rows.take(run.queries.view(-1), self.rooms, name).view(*run.queries.shape, -1)
+
+    def part(self, run: Run, causal: bool, exclude_self: bool, buffers: int) -> _Gathered:
+        masks: list[Mask] = [_Leading(*short) for short in run.short]
         if run.real_queries is not None:
             masks.append(Hidden(run.real_queries[:, :, None]))
         if run.real_keys is not None:
             masks.append(Hidden(run.real_keys[:, None, :]))
         if causal:
             query = self.queries.index_select(0, run.queries.view(-1)).view(*run.queries.shape, 1)
-            key = self.keys.index_select(0, run.keys.view(-1)).view(run.keys.shape[0], 1, -1)
-            masks.append(Hidden(key <= query))
+            masks.append(Hidden(run.by_tile(self.keys.index_select(0, run.keys))[:, None, :] <= query))
         if exclude_self:
             if run.lead is None:
-                masks.append(Hidden(run.keys[:, None, :] != run.queries[:, :, None]))
+                masks.append(Hidden(run.by_tile(run.keys)[:, None, :] != run.queries[:, :, None]))
             else:
                 masks.append(_Self(run.lead))
-        k, v, (c, m) = self.k.take(run.keys), self.v.take(run.keys), run.queries.shape
-        spaces = [k.new_empty(c, k.shape[1], m) for _ in range(buffers)]
-        return _Gathered(k, v, self.like.at(run.keys), masks, spaces[0], spaces[-1])
+        k, v = (run.by_tile(x.take(run.keys, self.rooms, name)) for x, name in ((self.k, "keys"), (self.v, "values")))
+        (count, rows), names = run.queries.shape, ("weights", "scratch")[:buffers]
+        spaces = [self.rooms.empty(name, k.dtype, count, run.width, rows) for name in names]
+        return _Gathered(k, v, masks, spaces[0], spaces[-1], run, self.like.at(run.keys), self.rooms)
 
 
 def _lists(q: Tensor, k: Tensor, v: Tensor, queries: Tensor, keys: Tensor, like: Tensor) -> _Lists:
     shifted = (queries + (k.shape[2] - q.shape[2])).reshape(-1)
-    return _Lists(_rows(q, queries), _rows(k, keys), _rows(v, keys), shifted, keys.reshape(-1), _rows(like, keys))
+    flat = _rows(q, queries), _rows(k, keys), _rows(v, keys)
+    return _Lists(*flat, shifted, keys.reshape(-1), _rows(like, keys), Rooms(q))
+
+
+def _runs(tiles: Tensor, queries: Tensor, keys: Tensor, x: Tensor) -> Iterator[Run]:
+    return runs(tiles, (queries.shape[-1], keys.shape[-1]), piece_scores(x, SHARE))
 
 
 @operator("attnbench::gathered_attention")
@@ -210,26 +191,31 @@ def _forward(
     causal: bool,
     exclude_self: bool,
     scale: float,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Also whether no score is beyond the range in which the maxima may stay, which backward need not look up again."""
     acc = accumulator(q.dtype)
-    n = q.shape[2]
-    out, lse = empty_tokens(q, n, v.shape[-1], acc).zero_(), empty_tokens(q, n, 1, acc).fill_(-torch.inf)
+    n, width = q.shape[2], v.shape[-1]
+    out, lse = empty_tokens(q, n, width, acc).zero_(), empty_tokens(q, n, 1, acc).fill_(-torch.inf)
     lists, safe = _lists(q, k, v, queries, keys, k), bounded(q, k, scale)
-    (out_flat, rows), lse_flat = _rows(out, queries), _rows(lse, queries).flat
+    (out_flat, rows), lse_flat = _rows(out, queries), _rows(lse, queries).flat.view(-1)
     # Sums of exponentials add up without looking at what is there, so that all passes can go through together; where they
     # may leave the range of the floats, each pass is joined to the earlier ones by its log-sum-exp.
     summed = safe and len(tiles) > 1
     if summed:
         lse.zero_()
     for number, each in enumerate([tiles] if safe else tiles):
-        for run in _runs(each, (queries.shape[-1], keys.shape[-1]), q):
-            found, log_sum = _attended(run, lists, v.shape[-1], causal, exclude_self, scale, safe)
+        for run in _runs(each, queries, keys, q):
+            tile, shape = lists.tile(run, lists.q, "queries"), run.queries.shape
+            found, log_sum = (
+                lists.rooms.empty(name, acc, *shape, *more) for name, more in (("out", (width,)), ("lse", ()))
+            )
+            attend(tile, [lists.part(run, causal, exclude_self, 1)], found, log_sum, scale, safe)
             real = slice(None) if run.real_queries is None else run.real_queries
             here = rows.index_select(0, run.queries[real].view(-1))
-            found, log_sum = found[real].view(-1, v.shape[-1]), log_sum[real].view(-1, 1)
+            found, log_sum = found[real].view(-1, width), log_sum[real].view(-1)
             if summed:
                 total = log_sum.exp_()
-                out_flat.index_add_(0, here, found.mul_(total))
+                out_flat.index_add_(0, here, found.mul_(total[:, None]))
                 lse_flat.index_add_(0, here, total)
                 continue
             if number:
@@ -239,24 +225,14 @@ def _forward(
     if summed:
         out.div_(lse.masked_fill(lse == 0, 1))
         lse.log_()
-    return out.to(v.dtype), lse.squeeze(-1)
-
-
-def _attended(
-    run: _Run, lists: _Lists, width: int, causal: bool, exclude_self: bool, scale: float, safe: bool
-) -> tuple[Tensor, Tensor]:
-    """What the queries of a run find in it (c, m, width), and the log of its sum (c, m, 1)."""
-    tile = transposed(lists.q.take(run.queries), scale)
-    found, log_sum = tile.new_empty(*run.queries.shape, width), tile.new_empty(run.queries.shape)
-    attend(tile, [lists.part(run, causal, exclude_self, 1)], found, log_sum, safe)
-    return found, log_sum[..., None]
+    return out.to(v.dtype), lse.squeeze(-1), torch.tensor(safe)
 
 
 def _joined(out: Tensor, lse: Tensor, found: Tensor, log_sum: Tensor) -> tuple[Tensor, Tensor]:
     """What earlier passes found and what this one did, under one softmax."""
     both = torch.logaddexp(lse, log_sum)
     finite = both.masked_fill(both == -torch.inf, 0)
-    return out.mul_((lse - finite).exp_()).addcmul_(found, (log_sum - finite).exp_()), both
+    return out.mul_((lse - finite).exp_()[:, None]).addcmul_(found, (log_sum - finite).exp_()[:, None]), both
 
 
 @_forward.register_fake
@@ -270,9 +246,9 @@ def _(
     causal: bool,
     exclude_self: bool,
     scale: float,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     lse = empty_tokens(q, q.shape[2], 1, accumulator(q.dtype))
-    return empty_tokens(q, q.shape[2], v.shape[-1], v.dtype), lse.squeeze(-1)
+    return empty_tokens(q, q.shape[2], v.shape[-1], v.dtype), lse.squeeze(-1), torch.empty((), dtype=torch.bool)
 
 
 @operator("attnbench::gathered_attention_backward")
@@ -287,21 +263,24 @@ def _backward(
     exclude_self: bool,
     scale: float,
     lse: Tensor,
+    safe: Tensor,
     grad: Tensor,
     delta: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    acc = accumulator(q.dtype)
+    acc, in_range = accumulator(q.dtype), bool(safe)
     dq, dk, dv = (empty_tokens(x, x.shape[2], x.shape[3], acc).zero_() for x in (q, k, v))
-    lists, safe = _lists(q, k, v, queries, keys, dk), bounded(q, k, scale)
-    dk_flat, dv_flat, (dq_flat, dq_rows) = _rows(dk, keys).flat, _rows(dv, keys).flat, _rows(dq, queries)
-    grad_rows, lse_rows, delta_rows = (_rows(x, queries) for x in (grad, lse[..., None], delta[..., None]))
-    for run in _runs(tiles, (queries.shape[-1], keys.shape[-1]), q):
-        tile, part = transposed(lists.q.take(run.queries), scale), lists.part(run, causal, exclude_self, 2)
-        log_sum, row_delta = (x.take(run.queries).squeeze(-1) for x in (lse_rows, delta_rows))
-        found = attend_backward(tile, [part], log_sum, grad_rows.take(run.queries), row_delta, safe, dk_flat, dv_flat)
+    lists = _lists(q, k, v, queries, keys, dk)
+    totals, (dq_flat, dq_rows) = (_rows(dk, keys).flat, _rows(dv, keys).flat), _rows(dq, queries)
+    rows = [
+        (_rows(x, queries), name) for x, name in ((grad, "grad"), (lse[..., None], "lse"), (delta[..., None], "delta"))
+    ]
+    for run in _runs(tiles, queries, keys, q):
+        tile, part = lists.tile(run, lists.q, "queries"), lists.part(run, causal, exclude_self, 2)
+        own, log_sum, row_delta = (lists.tile(run, *each) for each in rows)
+        found = attend_backward(tile, [part], log_sum.squeeze(-1), own, row_delta.squeeze(-1), scale, in_range, *totals)
         dq_flat.index_add_(0, dq_rows.index_select(0, run.queries.view(-1)), found.flatten(0, 1))
-        del tile, part, found  # before the next run takes their place
-    return dq.mul_(scale).to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+        del found  # before the next run takes its place
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 
 
 @_backward.register_fake
@@ -310,16 +289,17 @@ def _(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tens
     return dq, dk, dv
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     *tensors, ctx.causal, ctx.exclude_self, ctx.scale = inputs
+    ctx.mark_non_differentiable(output[2])
     ctx.save_for_backward(*tensors, *output)
 
 
-def _gradients(ctx: Any, grad: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
-    *tensors, out, lse = ctx.saved_tensors
+def _gradients(ctx: Any, grad: Tensor, grad_lse: Tensor, *unused: Any) -> tuple[Tensor | None, ...]:
+    *tensors, out, lse, safe = ctx.saved_tensors
     with torch.autocast(grad.device.type, enabled=False):
-        delta = (grad.to(lse.dtype) * out.to(lse.dtype)).sum(dim=-1) - grad_lse
-        dq, dk, dv = _backward(*tensors, ctx.causal, ctx.exclude_self, ctx.scale, lse, grad, delta)
+        delta = dots(grad, out, lse.dtype).sub_(grad_lse)
+        dq, dk, dv = _backward(*tensors, ctx.causal, ctx.exclude_self, ctx.scale, lse, safe, grad, delta)
     return dq, dk, dv, *[None] * 6
 
 

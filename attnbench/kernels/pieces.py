@@ -25,9 +25,9 @@ __all__ = [
     "attend",
     "attend_backward",
     "bounded",
+    "dots",
     "piece_bytes",
     "piece_scores",
-    "transposed",
     "unchanged_by_autocast",
 ]
 
@@ -95,15 +95,22 @@ def bounded(q: Tensor, k: Tensor, scale: float) -> bool:
     return bool(longest[0] * longest[1] * abs(scale) <= LIMIT)
 
 
-def transposed(q: Tensor, scale: float) -> Tensor:
-    """scale * q, laid out (c, d, T) in memory."""
-    q = q.to(accumulator(q.dtype))
-    return torch.mul(q.mT, scale, out=q.new_empty(q.shape[0], q.shape[2], q.shape[1]))
+@unchanged_by_autocast
+def dots(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sums of x * y (batch, heads, n, width) along the last axis, (batch, heads, n), a stretch of tokens at a time."""
+    total = x.new_empty(x.shape[:3], dtype=dtype)
+    tokens = max(1, piece_scores(x, 0.125) * x.shape[2] // max(1, x.numel()))
+    for stretch, *rows in zip(total.split(tokens, 2), x.split(tokens, 2), y.split(tokens, 2), strict=True):
+        torch.sum(torch.mul(*(row.to(dtype) for row in rows)), dim=-1, out=stretch)
+    return total
 
 
-def attend(q: Tensor, parts: Sequence[Part], out: Tensor, lse: Tensor, safe: bool) -> None:
-    """Writes the attention of q (c, d, T), already scaled, into out (c, T, e), and the log of the sums into lse (c, T)."""
-    top = _scores(q, parts, safe)
+def attend(q: Tensor, parts: Sequence[Part], out: Tensor, lse: Tensor, scale: float, safe: bool) -> None:
+    """Writes the attention of q (c, T, d) into out (c, T, e), and the log of the sums into lse (c, T).
+
+    q is in the accumulating dtype; scores are scale * q . k.
+    """
+    top = _scores(q, parts, scale, safe)
     total = None
     for part in parts:
         _weights(part, top)
@@ -126,44 +133,49 @@ def attend_backward(
     lse: Tensor,
     grad: Tensor,
     delta: Tensor,
+    scale: float,
     safe: bool,
     dk: Tensor,
     dv: Tensor,
 ) -> Tensor:
-    """Adds one piece's gradients to dk and dv, and returns dq (c, T, d) but for the factor `scale`.
+    """Adds one piece's gradients to dk and dv, and returns dq (c, T, d).
 
-    q (c, d, T) as `attend` took it, lse (c, T) as it returned it, grad (c, T, e) of out, and delta (c, T), the row sums of
+    q (c, T, d) as `attend` took it, lse (c, T) as it returned it, grad (c, T, e) of out, and delta (c, T), the row sums of
     grad * out less the gradient of lse.
     """
-    lse, delta = lse[:, None], delta[:, None]
+    lse, delta = lse[:, None], delta[:, None] * scale
     seen = lse > -torch.inf
     if safe:  # weights stay unnormalised, and the smaller grad carries the row's factor
-        _scores(q, parts, safe)
+        _scores(q, parts, scale, safe)
         top, factor = None, torch.where(seen, (-lse).exp(), 0)
         grad, delta = grad * factor.mT, delta * factor
     else:
         for part in parts:
-            torch.bmm(part.k, q, out=part.weights)
+            _product(part.k, q, scale, part.weights)
             for mask in part.masks:
                 mask.exclude_(part.weights)
         top = torch.where(seen, lse, 0)
-    rows, grad_t, dq = q.mT, transposed(grad, 1.0), None
+    dq = None
     for part in parts:
         _weights(part, top)
         part.accumulate(dv, part.weights, grad)
-        torch.bmm(part.v, grad_t, out=part.scratch)
-        part.scratch.sub_(delta).mul_(part.weights)
-        part.accumulate(dk, part.scratch, rows)
+        _product(part.v, grad, scale, part.scratch).sub_(delta).mul_(part.weights)
+        part.accumulate(dk, part.scratch, q)
         dq = torch.bmm(part.scratch.mT, part.k) if dq is None else dq.baddbmm_(part.scratch.mT, part.k)
     assert dq is not None
     return dq
 
 
-def _scores(q: Tensor, parts: Sequence[Part], safe: bool) -> Tensor | None:
+def _product(rows: Tensor, columns: Tensor, scale: float, out: Tensor) -> Tensor:
+    """scale * rows (c, W, d) @ columns (c, T, d) transposed, into out: faster than to transpose and scale the columns first."""
+    return out.baddbmm_(rows, columns.mT, beta=0, alpha=scale)
+
+
+def _scores(q: Tensor, parts: Sequence[Part], scale: float, safe: bool) -> Tensor | None:
     """Writes all scores; where a maximum is needed, hides what is masked and returns the maxima (0 where all is hidden)."""
     top = None
     for part in parts:
-        torch.bmm(part.k, q, out=part.weights)
+        _product(part.k, q, scale, part.weights)
         if safe:
             continue
         for mask in part.masks:

@@ -23,8 +23,8 @@ from attnbench.kernels.pieces import (
     attend,
     attend_backward,
     bounded,
+    dots,
     piece_bytes,
-    transposed,
     unchanged_by_autocast,
 )
 from attnbench.kernels.tokens import empty_tokens
@@ -87,7 +87,7 @@ def sparse_attention(
         if reason:
             raise ValueError(f"sparse_attention: on='flex' is not possible here: {reason}")
         return flex.band_attention(q, k, v, Band(q.shape[2], k.shape[2], before, after, shift), band_mask, scale)
-    return _forward(q, k, v, [before, after, shift], band_mask, extra, extra_mask, rows, scale)
+    return _forward(q, k, v, [before, after, shift], band_mask, extra, extra_mask, rows, scale)[:2]
 
 
 @dataclass
@@ -196,18 +196,20 @@ def _forward(
     extra_mask: Tensor | None,
     rows: int | None,
     scale: float,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Also whether no score is beyond the range in which the maxima may stay, which backward need not look up again."""
     out, lse = _room(v, q.shape[2]), q.new_empty(q.shape[:3], dtype=accumulator(q.dtype))
     safe, flat = bounded(q, k, scale), [x.flatten(0, 1) for x in (q, out, lse)]
     for piece, parts in _call(q, k, v, band, band_mask, extra, extra_mask, rows).pieces(1):
         tile, target, sums = (piece.queries(x) for x in flat)
-        attend(transposed(tile, scale), parts, target, sums, safe)
-    return out, lse
+        attend(tile.to(lse.dtype), parts, target, sums, scale, safe)
+    return out, lse, torch.tensor(safe)
 
 
 @_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-    return _room(v, q.shape[2]), q.new_empty(q.shape[:3], dtype=accumulator(q.dtype))
+def _(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    lse = q.new_empty(q.shape[:3], dtype=accumulator(q.dtype))
+    return _room(v, q.shape[2]), lse, torch.empty((), dtype=torch.bool)
 
 
 @operator("attnbench::sparse_attention_backward")
@@ -223,18 +225,19 @@ def _backward(
     rows: int | None,
     scale: float,
     lse: Tensor,
+    safe: Tensor,
     grad: Tensor,
     delta: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dq, acc, safe = _room(q, q.shape[2]), lse.dtype, bounded(q, k, scale)
+    dq, acc, in_range = _room(q, q.shape[2]), lse.dtype, bool(safe)
     # Products add to these, which is faster where the rows of a head are neighbours.
     dk, dv = (x.new_zeros(x.shape, dtype=acc) for x in (k, v))
     flat = [x.flatten(0, 1) for x in (q, dq, lse, grad, delta)]
     totals = dk.flatten(0, 1), dv.flatten(0, 1)
     for piece, parts in _call(q, k, v, band, band_mask, extra, extra_mask, rows).pieces(2):
         tile, target, sums, tile_grad, tile_delta = (piece.queries(x) for x in flat)
-        rows_grad = attend_backward(transposed(tile, scale), parts, sums, tile_grad.to(acc), tile_delta, safe, *totals)
-        torch.mul(rows_grad, scale, out=target)
+        tile, tile_grad = tile.to(acc), tile_grad.to(acc)
+        target.copy_(attend_backward(tile, parts, sums, tile_grad, tile_delta, scale, in_range, *totals))
     return dq, dk.to(k.dtype), dv.to(v.dtype)
 
 
@@ -243,15 +246,16 @@ def _(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tens
     return _room(q, q.shape[2]), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     q, k, v, ctx.band, band_mask, extra, extra_mask, ctx.rows, ctx.scale = inputs
+    ctx.mark_non_differentiable(output[2])
     ctx.save_for_backward(q, k, v, band_mask, extra, extra_mask, *output)
 
 
-def _gradients(ctx: Any, grad: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
-    q, k, v, band_mask, extra, extra_mask, out, lse = ctx.saved_tensors
-    delta = (grad.to(lse.dtype) * out.to(lse.dtype)).sum(dim=-1) - grad_lse
-    gradients = _backward(q, k, v, ctx.band, band_mask, extra, extra_mask, ctx.rows, ctx.scale, lse, grad, delta)
+def _gradients(ctx: Any, grad: Tensor, grad_lse: Tensor, *unused: Any) -> tuple[Tensor | None, ...]:
+    q, k, v, band_mask, extra, extra_mask, out, lse, safe = ctx.saved_tensors
+    delta = dots(grad, out, lse.dtype).sub_(grad_lse)
+    gradients = _backward(q, k, v, ctx.band, band_mask, extra, extra_mask, ctx.rows, ctx.scale, lse, safe, grad, delta)
     return *gradients, None, None, None, None, None, None
 
 

@@ -22,7 +22,8 @@ LOG2_E = math.log2(math.e)
 class FeatureMap(Protocol):
     """Features (..., n, width) of x (..., n, d), written into `kept` where given; and the gradient of x, written into `out`.
 
-    The gradient of the features that comes in may lie in the same memory as `out`.
+    `spare` is memory of x's shape that may be written over on the way. The gradient of the features that comes in may lie in
+    the same memory as `out`.
     """
 
     def width(self, d: int) -> int: ...
@@ -30,9 +31,11 @@ class FeatureMap(Protocol):
     def gradient_room(self, kind: str, out: Tensor, dtype: torch.dtype) -> Tensor | None:
         """Memory (batch * heads, n, width) for the features' gradient where it is best written; None: anywhere."""
 
-    def queries(self, x: Tensor, kept: Tensor | None = None) -> Tensor: ...
+    def queries(self, x: Tensor, kept: Tensor | None = None, spare: Tensor | None = None) -> Tensor: ...
 
-    def keys(self, x: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Tensor | None]: ...
+    def keys(
+        self, x: Tensor, kept: Tensor | None = None, spare: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]: ...
 
     def queries_backward(self, x: Tensor, phi: Tensor, grad: Tensor, out: Tensor) -> None: ...
 
@@ -54,17 +57,17 @@ class _Elementwise:
     def gradient_room(self, kind: str, out: Tensor, dtype: torch.dtype) -> Tensor | None:
         return flat_rows(out, out.shape[3], dtype)
 
-    def features(self, x: Tensor, kept: Tensor | None) -> Tensor:
+    def features(self, x: Tensor, kept: Tensor | None, spare: Tensor | None) -> Tensor:
         raise NotImplementedError
 
     def slope(self, phi: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def queries(self, x: Tensor, kept: Tensor | None = None) -> Tensor:
-        return x if self.given else self.features(x, kept)
+    def queries(self, x: Tensor, kept: Tensor | None = None, spare: Tensor | None = None) -> Tensor:
+        return x if self.given else self.features(x, kept, spare)
 
-    def keys(self, x: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        return self.queries(x, kept), None
+    def keys(self, x: Tensor, kept: Tensor | None = None, spare: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        return self.queries(x, kept, spare), None
 
     def queries_backward(self, x: Tensor, phi: Tensor, grad: Tensor, out: Tensor) -> None:
         slope = self.slope(phi)
@@ -79,9 +82,9 @@ class _Elementwise:
 class Elu(_Elementwise):
     """phi(x) = elu(x) + 1 (Katharopoulos et al. 2020, equation 7)."""
 
-    def features(self, x: Tensor, kept: Tensor | None) -> Tensor:
+    def features(self, x: Tensor, kept: Tensor | None, spare: Tensor | None) -> Tensor:
         # exp(x) below zero, where (exp(x) - 1) + 1 would lose its digits; x + 1 above. torch's own elu is also slower.
-        return torch.clamp(x, max=0, out=kept).exp_().add_(x.clamp(min=0))
+        return torch.clamp(x, max=0, out=kept).exp_().add_(torch.clamp(x, min=0, out=spare))
 
     def slope(self, phi: Tensor) -> Tensor:
         return phi.clamp(max=1)
@@ -90,7 +93,7 @@ class Elu(_Elementwise):
 class Relu(_Elementwise):
     """phi(x) = relu(x)."""
 
-    def features(self, x: Tensor, kept: Tensor | None) -> Tensor:
+    def features(self, x: Tensor, kept: Tensor | None, spare: Tensor | None) -> Tensor:
         return torch.clamp(x, min=0, out=kept)
 
     def slope(self, phi: Tensor) -> Tensor:
@@ -151,10 +154,10 @@ class PositiveRandom:
         lowest, highest = torch.aminmax(exponents)
         return bool(torch.maximum(-lowest, highest) <= self.LIMIT)
 
-    def queries(self, x: Tensor, kept: Tensor | None = None) -> Tensor:
+    def queries(self, x: Tensor, kept: Tensor | None = None, spare: Tensor | None = None) -> Tensor:
         return self._exponentials("queries", x)[0]
 
-    def keys(self, x: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def keys(self, x: Tensor, kept: Tensor | None = None, spare: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         phi, largest = self._exponentials("keys", x)
         norms = torch.linalg.vector_norm(x, dim=-1).square_().mul_(-0.5 * LOG2_E * self.scale)
         return phi, norms if largest is None else norms.add_(largest)

@@ -152,15 +152,20 @@ def _forward(
     (batch, heads, n_q, d), n_k, e, acc = q.shape, k.shape[2], v.shape[3], _accumulator(q)
     phi = feature_map(feature, projection, acc, together=causal)
     sums = Sums.empty(q.new_empty(0, dtype=acc), batch * heads, phi.width(d), e)
-    divisors, out = q.new_empty(batch * heads, n_q, 1, dtype=acc), None
-    kept_q, kept_k = _kept(q, k, keep)
+    divisors, kept_q, kept_k = q.new_empty(batch * heads, n_q, 1, dtype=acc), *_kept(q, k, keep)
+    # Random features are larger than outputs, which therefore wait until those of the keys have left.
+    out = empty_tokens(v, n_q, e) if projection is None else None
+    spare = out if out is not None and (e, out.dtype) == (d, acc) else None  # what is not written yet
     for key_rows, query_rows in _steps(q.shape, n_k, causal, q.device.type, _parts(projection)):
         keys = None
         if key_rows is not None:
-            keys = _load(phi, k, v, key_mask, key_rows, kept_k[:, :, key_rows] if keep else None)
+            place = slice(key_rows.stop - key_rows.start) if query_rows is None else query_rows
+            room = None if spare is None or n_q < key_rows.stop - key_rows.start else spare[:, :, place]
+            keys = _load(phi, k, v, key_mask, key_rows, kept_k[:, :, key_rows] if keep else None, room)
         if query_rows is not None:
-            queries = Queries.load(phi, q[:, :, query_rows], kept_q[:, :, query_rows] if keep else None)
-            out = empty_tokens(v, n_q, e) if out is None else out  # not before the keys' features have left
+            room = None if spare is None else spare[:, :, query_rows]
+            queries = Queries.load(phi, q[:, :, query_rows], kept_q[:, :, query_rows] if keep else None, room)
+            out = empty_tokens(v, n_q, e) if out is None else out
             own = out[:, :, query_rows]
             room = flat_rows(own, e, acc)
             summed, norm = read(sums, queries, keys, room)
@@ -186,9 +191,15 @@ def _kept(q: Tensor, k: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
 
 
 def _load(
-    phi: FeatureMap, k: Tensor, v: Tensor, key_mask: Tensor | None, rows: slice, kept: Tensor | None = None
+    phi: FeatureMap,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    rows: slice,
+    kept: Tensor | None = None,
+    spare: Tensor | None = None,
 ) -> Keys:
-    return Keys.load(phi, k[:, :, rows], v[:, :, rows], None if key_mask is None else key_mask[:, rows], kept)
+    return Keys.load(phi, k[:, :, rows], v[:, :, rows], None if key_mask is None else key_mask[:, rows], kept, spare)
 
 
 @_forward.register_fake

@@ -54,10 +54,10 @@ class Queries:
     phi: Tensor
 
     @classmethod
-    def load(cls, phi: FeatureMap, q: Tensor, kept: Tensor | None = None) -> Queries:
-        """From q (batch, heads, rows, d); `kept` is where its features are to stay."""
+    def load(cls, phi: FeatureMap, q: Tensor, kept: Tensor | None = None, spare: Tensor | None = None) -> Queries:
+        """From q (batch, heads, rows, d); `kept` is where its features are to stay, `spare` may be written over."""
         x = q.to(torch.promote_types(q.dtype, torch.float32))
-        return cls(x, phi.queries(x, kept).flatten(0, 1))
+        return cls(x, phi.queries(x, kept, spare).flatten(0, 1))
 
 
 @dataclass
@@ -73,10 +73,18 @@ class Keys:
     values: Tensor
 
     @classmethod
-    def load(cls, phi: FeatureMap, k: Tensor, v: Tensor, key_mask: Tensor | None, kept: Tensor | None = None) -> Keys:
-        """From k and v (batch, heads, rows, width) and a key_mask (batch, rows); `kept` is where its features are to stay."""
+    def load(
+        cls,
+        phi: FeatureMap,
+        k: Tensor,
+        v: Tensor,
+        key_mask: Tensor | None,
+        kept: Tensor | None = None,
+        spare: Tensor | None = None,
+    ) -> Keys:
+        """From k and v (batch, heads, rows, width) and a key_mask (batch, rows); `kept` and `spare` as for queries."""
         x, values = (y.to(torch.promote_types(y.dtype, torch.float32)) for y in (k, v))
-        features, scale = phi.keys(x, kept)
+        features, scale = phi.keys(x, kept, spare)
         if key_mask is not None:
             hidden = ~key_mask[:, None, :]
             if scale is None:

@@ -12,6 +12,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from attnbench.capabilities import Growth, Supports
 from attnbench.contract import Variant
 from attnbench.kernels import masked_attention
+from attnbench.kernels.mixtures import beside_mixtures
 from attnbench.kernels.tokens import whole_blocks
 from attnbench.registry import register
 
@@ -77,7 +78,7 @@ class Sinkhorn(Variant):
         sorting = self.sorting(q, k, real)
         gain, filled = self._places(sorting, real, size)
         mask = self._visible(self._own(real, size, q.device), filled, q)
-        k, v = (torch.cat([x, _mixed(x, sorting, gain)], dim=-2) for x in (k, v))
+        k, v = (beside_mixtures(x, sorting, gain) for x in (k, v))
         q, k, v = (rearrange(x, "b h blocks place d -> (b blocks) h place d") for x in (q, k, v))
         if mask is None:
             out = scaled_dot_product_attention(q, k, v)
@@ -168,13 +169,6 @@ class Sinkhorn(Variant):
             return own
         below = torch.ones(1, 1, 1, size, size, dtype=torch.bool, device=device).tril()
         return below if own is None else own & below
-
-
-def _mixed(x: Tensor, sorting: Tensor, gain: Tensor | None) -> Tensor:
-    """What the sorting puts beside each block of x (batch, heads, blocks, place, d), place by place."""
-    with torch.autocast(x.device.type, enabled=False):  # sums over blocks are long
-        mixed = (sorting @ x.to(sorting.dtype).flatten(-2)).view_as(x)
-        return (mixed if gain is None else mixed * gain[..., None]).to(x.dtype)
 
 
 def _pooled(x: Tensor, real: Tensor | None) -> Tensor:

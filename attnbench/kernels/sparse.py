@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from attnbench.kernels import flex
-from attnbench.kernels.layout import Band, Piece, cut, tile_rows
+from attnbench.kernels.layout import Band, Piece, cut
 from attnbench.kernels.operators import operator
 from attnbench.kernels.parts import Keys, Listed, Triangles, Window
 from attnbench.kernels.pieces import (
@@ -97,7 +97,7 @@ class _Call:
     k: Tensor
     v: Tensor
     band: Band
-    rows: int
+    rows: int | None
     batch: int
     band_mask: Tensor | None
     extra: Tensor | None
@@ -142,7 +142,7 @@ class _Call:
         heads, tiles = self.k.shape[0] // self.batch, self.extra.shape[2]
         own = torch.arange(piece.heads.start, piece.heads.stop, device=self.k.device)
         b, h = (own // heads) % self.extra.shape[0], (own % heads) % self.extra.shape[1]
-        first = piece.first // self.rows % tiles
+        first = piece.first // self.rows % tiles if self.rows else 0  # without a height of tiles there is one list for all
         span = min(piece.count, tiles) if piece.step else 1
         positions = self.extra[b, h, first : first + span].flatten(0, 1)
         masks: list[Mask] = []
@@ -170,8 +170,7 @@ def _call(
     layout = Band(q.shape[2], k.shape[2], *band)
     heads = q.shape[1]
     masks = [None if mask is None else mask.repeat_interleave(heads, dim=0) for mask in (band_mask, extra_mask)]
-    tall = tile_rows(layout) if rows is None else rows
-    return _Call(k.flatten(0, 1), v.flatten(0, 1), layout, tall, q.shape[0], masks[0], extra, masks[1])
+    return _Call(k.flatten(0, 1), v.flatten(0, 1), layout, rows, q.shape[0], masks[0], extra, masks[1])
 
 
 def _room(x: Tensor, n: int) -> Tensor:

@@ -149,3 +149,17 @@ def test_memory_freed_by_others_is_never_read():
     assert all(x.grad.isfinite().all() for x in inputs)
     assert (out[:, :, 77:] == 0).all()
     assert (lse[:, :, 77:] == -torch.inf).all()
+
+
+def test_tiles_at_both_ends_that_see_the_same_keys_are_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    heights = []
+
+    def watched(q: Tensor, *rest: Any) -> None:
+        heights.append(q.shape[1])
+        attend(q, *rest)
+
+    attend = sparse.attend
+    monkeypatch.setattr(sparse, "attend", watched)
+    q, k, v = (torch.randn(1, 4, 1024, 8) for _ in range(3))
+    sparse_attention(q, k, v, before=191, after=191)
+    assert sorted(heights) == [64, 64, 64, 64, 192, 256]  # between the ends, one piece for each head

@@ -12,6 +12,7 @@ from torch.nn.functional import conv2d, scaled_dot_product_attention
 from attnbench.capabilities import Growth, Supports
 from attnbench.contract import Variant
 from attnbench.errors import UserError
+from attnbench.kernels.inverses import inverse_times
 from attnbench.kernels.tokens import whole_blocks
 from attnbench.registry import register
 
@@ -119,23 +120,13 @@ class Nystrom(Variant):
 
 
 def pseudo_inverse(a: Tensor, iterations: int, right: Tensor) -> Tensor:
-    """The iterated Moore-Penrose inverse of a (batch, heads, m, m), equation 14 of the source, times right (.., m, e).
+    """The iterated Moore-Penrose inverse, equation 14 of the source, times right (batch, heads, m, e).
 
-    The last iterate is not written out: its factors meet `right` one by one, which is narrower.
+    a: (batch, heads, m, m), weights at least 0 whose rows add up to 1 or, where empty, to 0; so |A|_inf is 1.
     """
-    lead, a, right = a.shape[:2], a.flatten(0, 1), right.flatten(0, 1)
-    norms = a.abs().sum(dim=-2).amax(dim=-1) * a.abs().sum(dim=-1).amax(dim=-1)
-    z = a.mT / norms.clamp(min=torch.finfo(a.dtype).tiny)[:, None, None]
-    minus = -a  # factors of 1 cost nothing in the backward pass, factors of -1 would
-    for _ in range(iterations - 1):
-        step = minus @ z
-        inner = torch.baddbmm(step, step, step, beta=7)
-        inner = torch.baddbmm(step, step, inner, beta=15)
-        z = torch.baddbmm(z, z, inner, beta=13 / 4, alpha=1 / 4)
-    inner = right
-    for factor in (7, 15, 13):
-        inner = torch.baddbmm(right, minus, z @ inner, beta=factor)
-    return (z @ (inner / 4)).unflatten(0, lead)
+    lead, norms = a.shape[:2], a.sum(dim=-2).amax(dim=-1).clamp(min=torch.finfo(a.dtype).tiny)
+    a, norms, right = (x.flatten(0, 1) for x in (a, norms, right))
+    return inverse_times(a, norms, right, iterations).unflatten(0, lead)
 
 
 def segment_means(x: Tensor, landmarks: int, key_mask: Tensor | None) -> Tensor:

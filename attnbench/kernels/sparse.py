@@ -142,7 +142,9 @@ class _Call:
         heads, tiles = self.k.shape[0] // self.batch, self.extra.shape[2]
         own = torch.arange(piece.heads.start, piece.heads.stop, device=self.k.device)
         b, h = (own // heads) % self.extra.shape[0], (own % heads) % self.extra.shape[1]
-        first = piece.first // self.rows % tiles if self.rows else 0  # without a height of tiles there is one list for all
+        first = (
+            piece.first // self.rows % tiles if self.rows else 0
+        )  # without a height of tiles there is one list for all
         span = min(piece.count, tiles) if piece.step else 1
         positions = self.extra[b, h, first : first + span].flatten(0, 1)
         masks: list[Mask] = []

@@ -65,25 +65,23 @@ def _(x: Tensor, mixture: Tensor, gain: Tensor | None) -> Tensor:
 @operator("attnbench::beside_mixtures_backward")
 def _backward(out: Tensor, mixture: Tensor, gain: Tensor | None, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     acc, (x, mixed), (own, dmixed) = accumulator(out.dtype), out.chunk(2, dim=3), grad.chunk(2, dim=3)
-    dx, dmixture, dgain = (
-        _empty_tokens(x),
-        torch.empty_like(mixture),
-        mixture.new_empty(0 if gain is None else gain.shape),
-    )
-    rooms = Rooms(out)
+    dx, dmixture, rooms = _empty_tokens(x), torch.empty_like(mixture), Rooms(out)
+    dgain = mixture.new_empty(0 if gain is None else gain.shape)
     for at in _groups(x):
         shares = mixture[at].flatten(0, 1)
         weighted, back = (rooms.empty(name, acc, *x[at].shape) for name in ("weighted", "back"))
         weighted.copy_(dmixed[at])
         if gain is not None:
             factor = gain[at]
-            per_gain = torch.where(factor == 0, 0, (weighted * mixed[at]).sum(dim=-1) / factor)
-            dgain[at] = per_gain
+            dgain[at] = torch.where(factor == 0, 0, (weighted * mixed[at]).sum(dim=-1) / factor)
             weighted.mul_(factor[..., None])
         flat = weighted.flatten(0, 1).flatten(2)
         dmixture[at] = torch.bmm(flat, x[at].to(acc).flatten(3).flatten(0, 1).mT).view_as(dmixture[at])
         torch.bmm(shares.mT, flat, out=back.flatten(0, 1).flatten(2))
-        torch.add(own[at], back, out=dx[at]) if dx.dtype == acc else dx[at].copy_(own[at] + back)
+        if dx.dtype == acc:
+            torch.add(own[at], back, out=dx[at])
+        else:
+            dx[at] = own[at] + back
     return dx, dmixture, dgain
 
 

@@ -16,7 +16,6 @@ __all__ = ["Run", "runs"]
 
 FILL = 0.75  # a run takes in tiles down to this share of its width; the rest of the width is wasted work
 
-
 Tile = tuple[int, int, int, int]
 """The first slot and the one after the last, of queries and of keys."""
 
@@ -76,7 +75,8 @@ def runs(tiles: Tensor, lists: tuple[int, int], room: int) -> Iterator[Run]:
             parts += [(start, min(start + rows, q1), k0, k1) for start in range(q0, q1, rows)]
     chains, others = _chains(parts, heads * lists[0], room)
     for chain in chains:
-        yield _chained(chain, tiles.device)
+        sample = chain[0][0] // (heads * lists[0])
+        yield _chained(chain, sample * heads * lists[1], tiles.device)
     for group in _alike(others, room):
         yield _grouped(group, tiles.device)
 
@@ -131,11 +131,12 @@ def _alike(parts: list[Tile], room: int) -> Iterator[list[Tile]]:
         start = stop
 
 
-def _chained(chain: list[Tile], device: torch.device) -> Run:
+def _chained(chain: list[Tile], first: int, device: torch.device) -> Run:
+    """first: the sample's first key, which stands in for keys before it: they are hidden, but must be finite all the same."""
     q0, q1, _, k1 = chain[0]
     rows, width = q1 - q0, max(k1 - k0 for _, _, k0, k1 in chain)
     queries = torch.arange(q0, chain[-1][1], device=device).view(-1, rows)
-    keys = torch.arange(k1 - width, chain[-1][3], device=device).clamp_min_(0)
+    keys = torch.arange(k1 - width, chain[-1][3], device=device).clamp_min_(first)
     missing: dict[int, list[int]] = {}
     for number, (_, _, start, stop) in enumerate(chain):
         if stop - start < width:

@@ -140,3 +140,14 @@ def test_traced_differentiated_and_counted() -> None:
     with FlopCounterMode(display=False) as counter:
         run(*inputs).sum().backward()
     assert counter.get_total_flops() == 2 * pairs * (4 + 3) + 2 * pairs * (3 * 4 + 2 * 3)
+
+
+def test_what_is_not_finite_stays_in_its_sample() -> None:
+    q, k, v = (x.requires_grad_() for x in draw(32, 32))
+    order, tiles = chunks(32, 4)
+    clean, _ = gathered_attention(q, k, v, order, order, tiles)
+    bad = [torch.cat([torch.full_like(x[:1], torch.nan), x[1:]]).detach().requires_grad_() for x in (q, k, v)]
+    out, _ = gathered_attention(*bad, order, order, tiles)
+    torch.testing.assert_close(out[1], clean[1])
+    out[1].sum().backward()
+    assert all(x.grad[1].isfinite().all() for x in bad)

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from attnbench.kernels.rooms import Rooms
 from attnbench.kernels.tokens import flat_rows
 
 __all__ = ["FEATURES", "FeatureMap", "feature_map"]
@@ -117,7 +118,7 @@ class PositiveRandom:
         self.together = together
         self.scale = projection.shape[1] ** -0.5
         self.projection = projection * self.scale**0.5
-        self.rooms: dict[str, Tensor] = {}
+        self.rooms = Rooms(projection)
 
     def width(self, d: int) -> int:
         return self.projection.shape[0]
@@ -141,12 +142,8 @@ class PositiveRandom:
 
     def _room(self, what: str, kind: str, lead: int, rows: int) -> Tensor:
         """Memory (batch * heads, features, rows), the same for every chunk."""
-        shape = lead, self.projection.shape[0], rows
         name = f"{what} of {kind}" if self.together else what
-        room = self.rooms.get(name)
-        if room is None or room.numel() < math.prod(shape):
-            room = self.rooms[name] = self.projection.new_empty(math.prod(shape))
-        return room[: math.prod(shape)].view(shape)
+        return self.rooms.empty(name, self.projection.dtype, lead, self.projection.shape[0], rows)
 
     def _moderate(self, exponents: Tensor) -> bool:
         if exponents.device.type != "cpu" or not exponents.numel() or torch.compiler.is_compiling():

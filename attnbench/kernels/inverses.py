@@ -139,17 +139,17 @@ def _gradients(ctx: Any, grad: Tensor | None, *unused: Any) -> tuple[Tensor | No
 _forward.register_autograd(_gradients, setup_context=_setup)
 
 
-def _products(a: Any, right: Any, wide: int, narrow: int, iterations: int) -> int:
-    """Twice the multiplications of so many products of a's size a step, and of so many that are as narrow as `right`."""
+def _products(right: Any, wide: int, narrow: int, iterations: int) -> int:
+    """Twice the multiplications of so many products of m x m matrices a step, and of so many that are as narrow as `right`."""
     batch, m, e = right
     return 2 * batch * m * m * (wide * (iterations - 1) * m + narrow * e)
 
 
 @register_flop_formula(torch.ops.attnbench.inverse_times)
 def _flops(a: Any, norms: Any, right: Any, iterations: int, *args: Any, **kwargs: Any) -> int:
-    return _products(a, right, 4, 7, iterations)
+    return _products(right, 4, 7, iterations)
 
 
 @register_flop_formula(torch.ops.attnbench.inverse_times_backward)
 def _backward_flops(a: Any, norms: Any, right: Any, spaces: Any, *args: Any, **kwargs: Any) -> int:
-    return _products(a, right, 8, 14, spaces[0] // PER_STEP + 1)
+    return _products(right, 8, 14, spaces[0] // PER_STEP + 1)

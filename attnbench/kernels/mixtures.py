@@ -12,6 +12,7 @@ from torch.utils.flop_counter import register_flop_formula
 from attnbench.kernels.operators import operator
 from attnbench.kernels.pieces import accumulator, piece_scores
 from attnbench.kernels.rooms import Rooms
+from attnbench.kernels.tokens import empty_tokens
 
 __all__ = ["beside_mixtures"]
 
@@ -65,7 +66,7 @@ def _(x: Tensor, mixture: Tensor, gain: Tensor | None) -> Tensor:
 @operator("attnbench::beside_mixtures_backward")
 def _backward(out: Tensor, mixture: Tensor, gain: Tensor | None, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     acc, (x, mixed), (own, dmixed) = accumulator(out.dtype), out.chunk(2, dim=3), grad.chunk(2, dim=3)
-    dx, dmixture, rooms = _empty_tokens(x), torch.empty_like(mixture), Rooms(out)
+    dx, dmixture, rooms = empty_tokens(x, tuple(x.shape[2:4]), x.shape[4]), torch.empty_like(mixture), Rooms(out)
     dgain = mixture.new_empty(0 if gain is None else gain.shape)
     for at in _groups(x):
         shares = mixture[at].flatten(0, 1)
@@ -95,20 +96,11 @@ def _groups(x: Tensor) -> Iterator[tuple[slice, slice]]:
             yield slice(sample, sample + samples), slice(head, head + some)
 
 
-def _empty_tokens(x: Tensor) -> Tensor:
-    """An empty tensor like x (batch, heads, blocks, size, width), laid out token by token, as projections are.
-
-    It is nobody's view, so that autograd may add other gradients to it in place.
-    """
-    _, heads, blocks, size, width = x.shape
-    step = heads * width
-    return x.new_empty_strided(x.shape, (blocks * size * step, width, size * step, step, 1))
-
-
 @_backward.register_fake
 def _(out: Tensor, mixture: Tensor, gain: Tensor | None, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    blocks, twice, width = out.shape[2:]
     dgain = mixture.new_empty(0 if gain is None else gain.shape)
-    return _empty_tokens(out.chunk(2, dim=3)[0]), torch.empty_like(mixture), dgain
+    return empty_tokens(out, (blocks, twice // 2), width), torch.empty_like(mixture), dgain
 
 
 def _setup(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:

@@ -14,7 +14,8 @@ class Rooms:
     """What each piece of a call needs once, by name."""
 
     def __init__(self, like: Tensor) -> None:
-        self._like, self._flat = like, dict[str, Tensor]()
+        self._like = like
+        self._flat: dict[str, Tensor] = {}
 
     def empty(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
         """An empty tensor on the device, in place of the last one of that name."""

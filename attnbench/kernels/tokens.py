@@ -9,14 +9,19 @@ from torch.nn.functional import pad
 __all__ = ["empty_tokens", "flat_rows", "whole_blocks"]
 
 
-def empty_tokens(x: Tensor, n: int, width: int, dtype: torch.dtype | None = None) -> Tensor:
+def empty_tokens(x: Tensor, n: int | tuple[int, ...], width: int, dtype: torch.dtype | None = None) -> Tensor:
     """An empty (batch, heads, n, width) beside x (batch, heads, ...) that lies in memory token by token, as projections do.
 
-    Joining its heads copies nothing. It is nobody's view, so that autograd may add other gradients to it in place.
+    n may be several axes, such as blocks and places in a block. Joining its heads copies nothing. It is nobody's view, so that
+    autograd may add other gradients to it in place.
     """
     batch, heads = x.shape[:2]
-    strides = (n * heads * width, width, heads * width, 1)
-    return x.new_empty_strided((batch, heads, n, width), strides, dtype=dtype or x.dtype)
+    axes = n if isinstance(n, tuple) else (n,)
+    steps = [heads * width]  # from a token to the next, from a block to the next, ..., from a sample to the next
+    for size in reversed(axes):
+        steps.insert(0, steps[0] * size)
+    strides = (steps[0], width, *steps[1:], 1)
+    return x.new_empty_strided((batch, heads, *axes, width), strides, dtype=dtype or x.dtype)
 
 
 def flat_rows(x: Tensor, width: int, dtype: torch.dtype) -> Tensor | None:

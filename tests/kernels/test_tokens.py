@@ -29,3 +29,11 @@ def test_blocks_are_filled_with_zeros_and_whole_ones_are_left_alone():
     assert torch.equal(padded[:, :, :5], x)
     assert not padded[:, :, 5:].any()
     assert whole_blocks(x, 5) is x
+
+
+def test_blocks_of_tokens_lie_as_their_tokens_do() -> None:
+    x = torch.empty(2, 3, 1, 5)
+    blocks, tokens = empty_tokens(x, (4, 6), 5), empty_tokens(x, 24, 5)
+    assert blocks.shape == (2, 3, 4, 6, 5)
+    assert not blocks._is_view()
+    assert blocks.flatten(2, 3).stride() == tokens.stride()

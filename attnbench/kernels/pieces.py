@@ -6,11 +6,15 @@ what small matrix products on a CPU are most sensitive to.
 
 Where no score can exceed `LIMIT` in magnitude (Cauchy-Schwarz on the norms of q and k), neither overflow nor underflow is
 possible, and the row maximum need not be looked up. Elsewhere it is subtracted as usual.
+
+Scores are made in units of log 2, and weights by exp2: torch's exp goes to a vendor's library, which on some CPUs takes four
+times as long.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -33,6 +37,7 @@ __all__ = [
 
 F = TypeVar("F", bound=Callable[..., Any])
 FEW = 2**12  # scores that are always worth a piece
+LOG2_E = math.log2(math.e)
 LIMIT = 44.0  # e^44 summed over a million keys times large values is far from overflow, e^-44 times small ones from underflow
 
 
@@ -122,7 +127,7 @@ def attend(q: Tensor, parts: Sequence[Part], out: Tensor, lse: Tensor, scale: fl
     assert total is not None
     torch.log(total, out=lse)
     if top is not None:
-        lse.add_(top.squeeze(1))
+        lse.add_(top.squeeze(1), alpha=1 / LOG2_E)
     # What sees nothing adds up to zero, exactly, and stays so; all other sums are at least e^-LIMIT.
     torch.div(mixed, total.clamp_min_(torch.finfo(total.dtype).tiny)[..., None], out=out)
 
@@ -151,10 +156,10 @@ def attend_backward(
         grad, delta = grad * factor.mT, delta * factor
     else:
         for part in parts:
-            _product(part.k, q, scale, part.weights)
+            _product(part.k, q, scale * LOG2_E, part.weights)
             for mask in part.masks:
                 mask.exclude_(part.weights)
-        top = torch.where(seen, lse, 0)
+        top = torch.where(seen, lse, 0).mul_(LOG2_E)
     dq = None
     for part in parts:
         _weights(part, top)
@@ -172,10 +177,10 @@ def _product(rows: Tensor, columns: Tensor, scale: float, out: Tensor) -> Tensor
 
 
 def _scores(q: Tensor, parts: Sequence[Part], scale: float, safe: bool) -> Tensor | None:
-    """Writes all scores; where a maximum is needed, hides what is masked and returns the maxima (0 where all is hidden)."""
+    """Writes all scores, times log2(e); where a maximum is needed, hides what is masked and returns the maxima (0 where all is hidden)."""
     top = None
     for part in parts:
-        _product(part.k, q, scale, part.weights)
+        _product(part.k, q, scale * LOG2_E, part.weights)
         if safe:
             continue
         for mask in part.masks:
@@ -188,8 +193,8 @@ def _scores(q: Tensor, parts: Sequence[Part], scale: float, safe: bool) -> Tenso
 def _weights(part: Part, top: Tensor | None) -> None:
     """Scores into weights, in place: hidden ones are -inf already where there is a maximum, and zeroed here where not."""
     if top is not None:
-        part.weights.sub_(top).exp_()
+        part.weights.sub_(top).exp2_()
         return
-    part.weights.exp_()
+    part.weights.exp2_()
     for mask in part.masks:
         mask.zero_(part.weights)

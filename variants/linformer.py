@@ -13,6 +13,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from attnbench.capabilities import Growth, Supports
 from attnbench.contract import Condensed, Variant
 from attnbench.errors import UserError, nearest
+from attnbench.kernels.slots import mix_into_slots
 from attnbench.kernels.tokens import whole_blocks
 from attnbench.registry import register
 
@@ -85,6 +86,13 @@ class Linformer(Variant):
         return self.mix_slots(q, k, v, key_mask)
 
     def mix_length(self, tokens: Tensor, key_mask: Tensor | None) -> tuple[Condensed, Condensed]:
+        if self.projection == "learned":
+            shared = self.mix_values is self.mix_keys
+            keys, *others = (
+                Condensed(mixed[:, None], share[:, None, :, None])
+                for mixed, share in zip(*self._learned(tokens.squeeze(1), key_mask, shared), strict=True)
+            )
+            return keys, keys if shared else others[0]
         real = tokens.new_ones(1, 1, tokens.shape[2], 1) if key_mask is None else key_mask[:, None, :, None].to(tokens)
 
         def condensed(weights: Tensor | None) -> Condensed:
@@ -92,6 +100,13 @@ class Linformer(Variant):
 
         keys = condensed(self.mix_keys)
         return keys, keys if self.mix_values is self.mix_keys else condensed(self.mix_values)
+
+    def _learned(self, tokens: Tensor, key_mask: Tensor | None, shared: bool) -> tuple[Tensor, Tensor]:
+        """Slots of keys and of values, or of both in one, and their shares of a constant, by learned matrices of all heads."""
+        assert self.mix_keys is not None
+        assert self.mix_values is not None
+        pair = (self.mix_keys,) if shared else (self.mix_keys, self.mix_values)
+        return mix_into_slots(tokens, key_mask, *(self._columns(x, tokens).squeeze(0) for x in pair))
 
     def mix_slots(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
         mask = None
@@ -106,9 +121,7 @@ class Linformer(Variant):
         """The slots of x (batch, heads or 1, n, width), zero at masked tokens."""
         if self.projection == "learned":
             assert weights is not None
-            if x.shape[2] < weights.shape[2]:  # else the gradient would be copied into zeros for nothing
-                weights = weights[:, :, : x.shape[2]]
-            weights = weights.to(x.dtype)
+            weights = self._columns(weights, x)
             if weights.shape[0] == 1:  # one product for all heads, and one gradient
                 return einsum(weights.squeeze(0), x, "rank n, batch heads n width -> batch heads rank width")
             return weights @ x
@@ -118,6 +131,13 @@ class Linformer(Variant):
             return blocks.mean(dim=3) * (self.stride / counts).to(x.dtype)[:, None, :, None]
         filters = weights.to(x.dtype).expand(max(x.shape[1], len(weights)), self.stride)
         return einsum(filters, blocks, "heads stride, batch heads slots stride width -> batch heads slots width")
+
+    @staticmethod
+    def _columns(weights: Tensor, x: Tensor) -> Tensor:
+        """Learned weights (groups, rank, n) for x (..., n, width)."""
+        if x.shape[-2] < weights.shape[2]:  # else the gradient would be copied into zeros for nothing
+            weights = weights[:, :, : x.shape[-2]]
+        return weights.to(x.dtype)
 
     def _counts(self, n: int, key_mask: Tensor | None, device: torch.device) -> Tensor:
         """(batch or 1, slots): real tokens in each slot."""

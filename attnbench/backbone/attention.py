@@ -29,6 +29,21 @@ class Memory(NamedTuple):
     condensed: bool = False
 
 
+class _Rows(NamedTuple):
+    """Tokens as rows (batch * n, dim). The gradients of all their projections meet in the memory of the first of them; with
+    tokens (batch, n, dim) autograd would take more for their sum."""
+
+    rows: Tensor
+    sizes: tuple[int, int]
+
+    @classmethod
+    def of(cls, x: Tensor) -> _Rows:
+        return cls(x.flatten(0, 1), (x.shape[0], x.shape[1]))
+
+    def tokens(self) -> Tensor:
+        return self.rows.unflatten(0, self.sizes)
+
+
 class Decoding(NamedTuple):
     """The state between two steps of decoding: the variant's own, and how many positions went by."""
 
@@ -124,74 +139,80 @@ class MultiHeadAttention(nn.Module):
             return self.attend(x, self.remember(context, key_mask))
         if context is not None:
             raise UserError("self-attention takes no context; build it with cross=True")
-        x = hide(x, key_mask)
-        return self._mix(x, self.remember(x, key_mask))
+        rows = _Rows.of(hide(x, key_mask))
+        return self._mix(rows, self._memory(rows, key_mask, 0))
 
     def remember(self, context: Tensor, key_mask: Tensor | None = None, offset: int = 0) -> Memory:
         """Keys and values of a context, which several calls of `attend` may share."""
-        context = hide(context, key_mask)
-        if self.condenses:
-            keys, values = self.mixer.condense(context[:, None], key_mask=key_mask)
-            k = None if self.key is None else self._of_slots(self.key, keys)
-            return Memory(k, self._of_slots(self.value, values), key_mask, condensed=True)
-        k = None if self.key is None else self._split(self.key(context), self.kv_heads)
-        if k is not None and self.rotary:
-            k = rotate(k, offset)
-        return Memory(k, self._split(self.value(context), self.kv_heads), key_mask)
+        return self._memory(_Rows.of(hide(context, key_mask)), key_mask, offset)
 
     def attend(self, x: Tensor, memory: Memory) -> Tensor:
         """Cross-attention of x (batch, n_q, dim) to what was remembered."""
-        return self._mix(x, memory)
+        return self._mix(_Rows.of(x), memory)
 
     def prefill(self, x: Tensor, *, key_mask: Tensor | None = None) -> tuple[Tensor, Decoding]:
         """The forward pass over a prompt, and the state from which `step` goes on. Raises Unsupported where it cannot."""
         if not self.decodes:
             raise Unsupported([f"{self.mixer.name} does not decode token by token"])
-        x = hide(x, key_mask)
-        q, streams = self._queries(x, 0)
-        memory = self.remember(x, key_mask)
+        rows = _Rows.of(hide(x, key_mask))
+        q, streams = self._queries(rows, 0)
+        memory = self._memory(rows, key_mask, 0)
         out, state = self.mixer.prefill(q, memory.k, memory.v, key_mask, **streams)
-        return self.out(self._join(out)), Decoding(state, x.shape[1])
+        return self._joined(out), Decoding(state, x.shape[1])
 
     def step(self, x: Tensor, decoding: Decoding) -> tuple[Tensor, Decoding]:
         """The output for one new token x (batch, 1, dim), and the next state."""
-        q, streams = self._queries(x, decoding.position)
-        memory = self.remember(x, offset=decoding.position)
+        rows = _Rows.of(x)
+        q, streams = self._queries(rows, decoding.position)
+        memory = self._memory(rows, None, decoding.position)
         out, state = self.mixer.step(q, memory.k, memory.v, decoding.state, **streams)
-        return self.out(self._join(out)), Decoding(state, decoding.position + 1)
+        return self._joined(out), Decoding(state, decoding.position + 1)
 
     @property
     def decodes(self) -> bool:
         """Whether `prefill` and `step` work here."""
         return self.mixer.causal and self.mixer.supports.decode
 
-    def _mix(self, x: Tensor, memory: Memory) -> Tensor:
+    def _mix(self, x: _Rows, memory: Memory) -> Tensor:
         q, streams = self._queries(x, 0)
         options = {"condensed": True} if memory.condensed else {}
         mixed = self.mixer(q, memory.k, memory.v, key_mask=memory.key_mask, **options, **streams)
         del q, memory, streams  # without gradients their memory is free for what comes out
-        return self.out(self._join(mixed))
+        return self._joined(mixed)
 
-    def _queries(self, x: Tensor, offset: int) -> tuple[Any, dict[str, Tensor]]:
-        q = None if self.query is None else self._split(self.query(x), self.heads)
+    def _memory(self, x: _Rows, key_mask: Tensor | None, offset: int) -> Memory:
+        if self.condenses:
+            keys, values = self.mixer.condense(x.tokens()[:, None], key_mask=key_mask)
+            k = None if self.key is None else self._of_slots(self.key, keys)
+            return Memory(k, self._of_slots(self.value, values), key_mask, condensed=True)
+        k = None if self.key is None else self._heads(self.key, x, self.kv_heads)
+        if k is not None and self.rotary:
+            k = rotate(k, offset)
+        return Memory(k, self._heads(self.value, x, self.kv_heads), key_mask)
+
+    def _queries(self, x: _Rows, offset: int) -> tuple[Any, dict[str, Tensor]]:
+        q = None if self.query is None else self._heads(self.query, x, self.heads)
         if q is not None and self.rotary:
             q = rotate(q, offset)
-        return q, {name: self._split(project(x), self.heads) for name, project in self.streams.items()}
+        return q, {name: self._heads(project, x, self.heads) for name, project in self.streams.items()}
 
     def _of_slots(self, projection: nn.Linear, mixed: Condensed) -> Tensor:
         """What the variant would make of the projected tokens, from the tokens that it has mixed."""
-        out = projection(mixed.tokens.squeeze(1))
-        if projection.bias is not None:  # which each token would have brought along
-            out = out + ((mixed.share.squeeze(1) - 1) * projection.bias).to(out.dtype)
-        return self._split(out, self.kv_heads)
+        slots = _Rows.of(mixed.tokens.squeeze(1))
+        out = self._heads(projection, slots, self.kv_heads)
+        if projection.bias is None:
+            return out
+        bias = rearrange(projection.bias, "(heads width) -> heads 1 width", heads=self.kv_heads)
+        return out + ((mixed.share - 1) * bias).to(out.dtype)  # which each token would have brought along
 
     @staticmethod
-    def _split(x: Tensor, heads: int) -> Tensor:
-        return rearrange(x, "batch n (heads width) -> batch heads n width", heads=heads)
+    def _heads(projection: nn.Module, x: _Rows, heads: int) -> Tensor:
+        """(batch, heads, n, width): what a projection makes of tokens."""
+        return projection(x.rows).unflatten(0, x.sizes).unflatten(-1, (heads, -1)).transpose(1, 2)
 
-    @staticmethod
-    def _join(x: Tensor) -> Tensor:
-        return rearrange(x, "batch heads n width -> batch n (heads width)")
+    def _joined(self, mixed: Tensor) -> Tensor:
+        """(batch, n, dim): the outgoing projection of what was mixed."""
+        return self.out(rearrange(mixed, "batch heads n width -> batch n (heads width)"))
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention, *, variant: str = "full", **options: Any) -> MultiHeadAttention:

@@ -18,6 +18,10 @@ from attnbench.kernels.tokens import flat_rows
 __all__ = ["FEATURES", "FeatureMap", "feature_map"]
 
 LOG2_E = math.log2(math.e)
+STRIDE, GAP = (
+    256,
+    16,
+)  # rows whose distance is a multiple of STRIDE fall into few places of a cache unless a GAP lies between
 
 
 class FeatureMap(Protocol):
@@ -112,7 +116,9 @@ class PositiveRandom:
     keys' being needed at one time, else of either kind. They lie features by tokens, which is how the sums read them fastest.
     """
 
-    LIMIT = 30.0 * LOG2_E  # products of two such features, summed over a million keys, are far from overflow and from underflow
+    LIMIT = (
+        30.0 * LOG2_E
+    )  # products of two such features, summed over a million keys, are far from overflow and from underflow
 
     def __init__(self, projection: Tensor, together: bool = True) -> None:
         self.together = together
@@ -142,12 +148,13 @@ class PositiveRandom:
     def _room(self, what: str, kind: str, lead: int, rows: int) -> Tensor:
         """Memory (batch * heads, features, rows), the same for every chunk."""
         name = f"{what} of {kind}" if self.together else what
-        return self.rooms.empty(name, self.projection.dtype, lead, self.projection.shape[0], rows)
+        stride = rows + (GAP if rows % STRIDE == 0 else 0)
+        return self.rooms.empty(name, self.projection.dtype, lead, self.projection.shape[0], stride)[..., :rows]
 
     def _moderate(self, exponents: Tensor) -> bool:
         if exponents.device.type != "cpu" or not exponents.numel() or torch.compiler.is_compiling():
             return False  # the answer would stall another device, and cannot be part of a graph
-        lowest, highest = torch.aminmax(exponents)
+        lowest, highest = exponents.amin(), exponents.amax()  # quicker than aminmax, which copies what has gaps
         return bool(torch.maximum(-lowest, highest) <= self.LIMIT)
 
     def queries(self, x: Tensor, kept: Tensor | None = None, spare: Tensor | None = None) -> Tensor:

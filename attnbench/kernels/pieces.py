@@ -177,7 +177,10 @@ def _product(rows: Tensor, columns: Tensor, scale: float, out: Tensor) -> Tensor
 
 
 def _scores(q: Tensor, parts: Sequence[Part], scale: float, safe: bool) -> Tensor | None:
-    """Writes all scores, times log2(e); where a maximum is needed, hides what is masked and returns the maxima (0 where all is hidden)."""
+    """Writes all scores, times log2(e); where a maximum is needed, hides what is masked and returns the maxima.
+
+    A maximum is 0 where all is hidden.
+    """
     top = None
     for part in parts:
         _product(part.k, q, scale * LOG2_E, part.weights)

@@ -1,7 +1,8 @@
 """The arithmetic of linear attention on one chunk of keys, of queries, or of both: what `prefix` goes through.
 
 Tensors are (batch * heads, rows, width), in float32 or float64. Beside each sum over values stands its normaliser: what it
-would come to if each value were 1.
+would come to if each value were 1. Its products are those of a row with a matrix: a product with a column takes a CPU's
+library up to thirty times as long.
 """
 
 from __future__ import annotations
@@ -105,7 +106,8 @@ def absorb_(sums: Sums, keys: Keys) -> Sums:
     fading = (sums.top - top).exp2_()[:, None, None]
     weights = (keys.scale - top[:, None]).exp2_()[..., None]
     total.mul_(fading).baddbmm_(keys.phi.mT, keys.values * weights)
-    norm.mul_(fading).baddbmm_(keys.phi.mT, weights)
+    norm.mul_(fading)
+    norm.mT.baddbmm_(weights.mT, keys.phi)
     return Sums(total, norm, top)
 
 
@@ -129,7 +131,7 @@ def read(sums: Sums, queries: Queries, keys: Keys | None, room: Tensor | None) -
 
     They are over the sums, and over the keys of the same rows up to each query.
     """
-    summed, norm = torch.bmm(queries.phi, sums.total, out=room), torch.bmm(queries.phi, sums.norm)
+    summed, norm = torch.bmm(queries.phi, sums.total, out=room), torch.bmm(sums.norm.mT, queries.phi.mT).mT
     if keys is None:
         return summed, norm
     factors, carry = _triangle(sums.top, keys)
@@ -165,9 +167,8 @@ def read_backward(
         dqueries = _product(dweights, keys.phi, room)
         if carry is not None:
             grad, grad_norm = grad * carry, grad_norm * carry
-    dsums = Gradient(
-        torch.baddbmm(dsums.total, queries.phi.mT, grad), torch.baddbmm(dsums.norm, queries.phi.mT, grad_norm)
-    )
+    norm = torch.baddbmm(dsums.norm.mT, grad_norm.mT, queries.phi).mT
+    dsums = Gradient(torch.baddbmm(dsums.total, queries.phi.mT, grad), norm)
     if dqueries is None:
         dqueries = _product(grad, sums.total.mT, room)
     else:
@@ -177,7 +178,7 @@ def read_backward(
 
 def _product(a: Tensor, b: Tensor, room: Tensor | None) -> Tensor:
     """a @ b, in `room` if there is one, which may be a transposed view."""
-    if room is None or room.is_contiguous() or not room.mT.is_contiguous():
+    if room is None or room.stride(-1) == 1 or room.stride(-2) != 1:
         return torch.bmm(a, b, out=room)
     torch.bmm(b.mT, a.mT, out=room.mT)
     return room

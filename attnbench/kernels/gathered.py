@@ -79,15 +79,24 @@ class _Rows(NamedTuple):
         return self.of_slot.index_select(0, slots)
 
 
-def _rows(x: Tensor, positions: Tensor) -> _Rows:
-    d = x.shape[-1]
-    if x.stride(-1) != 1 or any(stride % d for stride in x.stride()[:-1]):
-        x = x.contiguous()
-    steps = [stride // d for stride in x.stride()[:-1]]
-    count = 1 + sum((size - 1) * step for size, step in zip(x.shape, steps, strict=False))
-    batch, head = (torch.arange(x.shape[i], device=x.device) * steps[i] for i in (0, 1))
-    index = batch[:, None, None] + head[None, :, None] + positions * steps[2]
-    return _Rows(x.as_strided((count, d), (d, 1), x.storage_offset()), index.reshape(-1))
+class _Listed:
+    """Listed positions (batch, heads, S) of tokens, and where they lie in tensors (batch, heads, n, d) of any layout."""
+
+    def __init__(self, positions: Tensor) -> None:
+        self.positions = positions
+        self._of_slot: dict[tuple[int, ...], Tensor] = {}
+
+    def rows(self, x: Tensor) -> _Rows:
+        d = x.shape[-1]
+        if x.stride(-1) != 1 or any(stride % d for stride in x.stride()[:-1]):
+            x = x.contiguous()
+        steps = tuple(stride // d for stride in x.stride()[:-1])
+        if steps not in self._of_slot:  # most tensors of a call lie alike
+            batch, head = (torch.arange(x.shape[i], device=x.device) * steps[i] for i in (0, 1))
+            rows = batch[:, None, None] + head[None, :, None] + self.positions * steps[2]
+            self._of_slot[steps] = rows.reshape(-1)
+        count = 1 + sum((size - 1) * step for size, step in zip(x.shape, steps, strict=False))
+        return _Rows(x.as_strided((count, d), (d, 1), x.storage_offset()), self._of_slot[steps])
 
 
 @dataclass(frozen=True)
@@ -170,10 +179,10 @@ class _Lists(NamedTuple):
         return _Gathered(k, v, masks, spaces[0], spaces[-1], run, self.like.at(run.keys), self.rooms)
 
 
-def _lists(q: Tensor, k: Tensor, v: Tensor, queries: Tensor, keys: Tensor, like: Tensor) -> _Lists:
-    shifted = (queries + (k.shape[2] - q.shape[2])).reshape(-1)
-    flat = _rows(q, queries), _rows(k, keys), _rows(v, keys)
-    return _Lists(*flat, shifted, keys.reshape(-1), _rows(like, keys), Rooms(q))
+def _lists(q: Tensor, k: Tensor, v: Tensor, queries: _Listed, keys: _Listed, like: Tensor) -> _Lists:
+    shifted = (queries.positions + (k.shape[2] - q.shape[2])).reshape(-1)
+    flat = queries.rows(q), keys.rows(k), keys.rows(v)
+    return _Lists(*flat, shifted, keys.positions.reshape(-1), keys.rows(like), Rooms(q))
 
 
 def _runs(tiles: Tensor, queries: Tensor, keys: Tensor, x: Tensor) -> Iterator[Run]:
@@ -196,8 +205,9 @@ def _forward(
     acc = accumulator(q.dtype)
     n, width = q.shape[2], v.shape[-1]
     out, lse = empty_tokens(q, n, width, acc).zero_(), empty_tokens(q, n, 1, acc).fill_(-torch.inf)
-    lists, safe = _lists(q, k, v, queries, keys, k), bounded(q, k, scale)
-    (out_flat, rows), lse_flat = _rows(out, queries), _rows(lse, queries).flat.view(-1)
+    asking = _Listed(queries)
+    lists, safe = _lists(q, k, v, asking, _Listed(keys), k), bounded(q, k, scale)
+    (out_flat, rows), lse_flat = asking.rows(out), asking.rows(lse).flat.view(-1)
     # Sums of exponentials add up without looking at what is there, so that all passes can go through together; where they
     # may leave the range of the floats, each pass is joined to the earlier ones by its log-sum-exp.
     summed = safe and len(tiles) > 1
@@ -269,10 +279,11 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     acc, in_range = accumulator(q.dtype), bool(safe)
     dq, dk, dv = (empty_tokens(x, x.shape[2], x.shape[3], acc).zero_() for x in (q, k, v))
-    lists = _lists(q, k, v, queries, keys, dk)
-    totals, (dq_flat, dq_rows) = (_rows(dk, keys).flat, _rows(dv, keys).flat), _rows(dq, queries)
+    asking, seen = _Listed(queries), _Listed(keys)
+    lists = _lists(q, k, v, asking, seen, dk)
+    totals, (dq_flat, dq_rows) = (seen.rows(dk).flat, seen.rows(dv).flat), asking.rows(dq)
     rows = [
-        (_rows(x, queries), name) for x, name in ((grad, "grad"), (lse[..., None], "lse"), (delta[..., None], "delta"))
+        (asking.rows(x), name) for x, name in ((grad, "grad"), (lse[..., None], "lse"), (delta[..., None], "delta"))
     ]
     for run in _runs(tiles, queries, keys, q):
         tile, part = lists.tile(run, lists.q, "queries"), lists.part(run, causal, exclude_self, 2)

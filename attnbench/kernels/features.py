@@ -27,7 +27,7 @@ STRIDE, GAP = (
 class FeatureMap(Protocol):
     """Features (..., n, width) of x (..., n, d), written into `kept` where given; and the gradient of x, written into `out`.
 
-    `spare` is memory of x's shape that may be written over on the way. The gradient of the features that comes in may lie in
+    `spare` is memory of x's shape (backward: of the features') that may be written over on the way. The gradient of the features that comes in may lie in
     the same memory as `out`.
     """
 
@@ -42,7 +42,9 @@ class FeatureMap(Protocol):
         self, x: Tensor, kept: Tensor | None = None, spare: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]: ...
 
-    def queries_backward(self, x: Tensor, phi: Tensor, grad: Tensor, out: Tensor) -> None: ...
+    def queries_backward(
+        self, x: Tensor, phi: Tensor, grad: Tensor, out: Tensor, spare: Tensor | None = None
+    ) -> None: ...
 
     def keys_backward(self, x: Tensor, phi: Tensor, grad: Tensor, out: Tensor) -> None: ...
 
@@ -65,7 +67,7 @@ class _Elementwise:
     def features(self, x: Tensor, kept: Tensor | None, spare: Tensor | None) -> Tensor:
         raise NotImplementedError
 
-    def slope(self, phi: Tensor) -> Tensor:
+    def slope(self, phi: Tensor, spare: Tensor | None) -> Tensor:
         raise NotImplementedError
 
     def queries(self, x: Tensor, kept: Tensor | None = None, spare: Tensor | None = None) -> Tensor:
@@ -74,8 +76,8 @@ class _Elementwise:
     def keys(self, x: Tensor, kept: Tensor | None = None, spare: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         return self.queries(x, kept, spare), None
 
-    def queries_backward(self, x: Tensor, phi: Tensor, grad: Tensor, out: Tensor) -> None:
-        slope = self.slope(phi)
+    def queries_backward(self, x: Tensor, phi: Tensor, grad: Tensor, out: Tensor, spare: Tensor | None = None) -> None:
+        slope = self.slope(phi, spare)
         if grad.data_ptr() == out.data_ptr():
             grad.mul_(slope)
         else:
@@ -91,8 +93,8 @@ class Elu(_Elementwise):
         # exp(x) below zero, where (exp(x) - 1) + 1 would lose its digits; x + 1 above. torch's own elu is also slower.
         return torch.mul(x, LOG2_E, out=kept).clamp_(max=0).exp2_().add_(torch.clamp(x, min=0, out=spare))
 
-    def slope(self, phi: Tensor) -> Tensor:
-        return phi.clamp(max=1)
+    def slope(self, phi: Tensor, spare: Tensor | None) -> Tensor:
+        return torch.clamp(phi, max=1, out=spare)
 
 
 class Relu(_Elementwise):
@@ -101,8 +103,8 @@ class Relu(_Elementwise):
     def features(self, x: Tensor, kept: Tensor | None, spare: Tensor | None) -> Tensor:
         return torch.clamp(x, min=0, out=kept)
 
-    def slope(self, phi: Tensor) -> Tensor:
-        return phi.sign()
+    def slope(self, phi: Tensor, spare: Tensor | None) -> Tensor:
+        return torch.sign(phi, out=spare)
 
 
 class PositiveRandom:
@@ -165,7 +167,7 @@ class PositiveRandom:
         norms = torch.linalg.vector_norm(x, dim=-1).square_().mul_(-0.5 * LOG2_E * self.scale)
         return phi, norms if largest is None else norms.add_(largest)
 
-    def queries_backward(self, x: Tensor, phi: Tensor, grad: Tensor, out: Tensor) -> None:
+    def queries_backward(self, x: Tensor, phi: Tensor, grad: Tensor, out: Tensor, spare: Tensor | None = None) -> None:
         out.copy_((grad.mul_(phi) @ self.projection).unflatten(0, out.shape[:2]))
 
     def keys_backward(self, x: Tensor, phi: Tensor, grad: Tensor, out: Tensor) -> None:

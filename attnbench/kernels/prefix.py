@@ -90,14 +90,19 @@ def explicit_weights(queries: Tensor, keys: Tensor, *, key_mask: Tensor | None =
     return weights / divisor.masked_fill(divisor == 0, torch.inf)
 
 
-def _steps(q: torch.Size, n_k: int, causal: bool, device: str, parts: int) -> list[Step]:
-    """Steps of at most 1 / parts of the sequence each, so that a few temporaries of that size are small beside the inputs."""
+def _steps(q: torch.Size, n_k: int, causal: bool, device: str, parts: tuple[int, int]) -> list[Step]:
+    """Steps of at most 1 / parts of the sequence each, so that a few temporaries of that size are small beside the inputs.
+
+    parts: of keys, or of queries and keys together, and of queries alone.
+    """
     batch, heads, n_q, d = q
-    size = CHUNK_ELEMENTS.get(device, DEVICE_ELEMENTS) // (batch * heads * d)
-    size = min(size, -(-max(n_q, n_k) // parts))
-    size = max(1, size // ALIGNED) * ALIGNED  # so that rows of features by tokens begin well in memory
+    most = CHUNK_ELEMENTS.get(device, DEVICE_ELEMENTS) // (batch * heads * d)
+    sizes = (min(most, -(-max(n_q, n_k) // part)) for part in parts)
+    size, alone = (
+        max(1, rows // ALIGNED) * ALIGNED for rows in sizes
+    )  # so that features by tokens begin well in memory
     if not causal:
-        reads: list[Step] = [(None, chunk) for chunk in _chunks(0, n_q, size)]
+        reads: list[Step] = [(None, chunk) for chunk in _chunks(0, n_q, alone)]
         return [(chunk, None) for chunk in _chunks(0, n_k, size)] + reads
     earlier = max(0, n_k - n_q)  # keys before the first query's own; queries before the first key have no step
     own = _chunks(earlier, n_k, min(size, TRIANGLE))
@@ -105,9 +110,13 @@ def _steps(q: torch.Size, n_k: int, causal: bool, device: str, parts: int) -> li
     return [(chunk, None) for chunk in _chunks(0, earlier, size)] + pairs
 
 
-def _parts(projection: Any, *, backward: bool = False) -> int:
-    """Into how many steps a pass is cut at least: backward holds more at once, and so do random features, which are wider."""
-    return 1 + backward + (projection is not None)
+def _parts(projection: Any, *, backward: bool = False) -> tuple[int, int]:
+    """Into how many steps a pass is cut at least: backward holds more at once, and so do random features, which are wider.
+
+    Elementwise features of queries alone go backwards in memory that waits for the keys' gradient.
+    """
+    random = projection is not None
+    return 1 + backward + random, 1 + (backward and random) + random
 
 
 def _chunks(start: int, stop: int, size: int) -> list[slice]:
@@ -127,10 +136,12 @@ def _normalise(summed: Tensor, norm: Tensor, out: Tensor, *, placed: bool) -> Te
     return divisor
 
 
-def _unnormalised(grad: Tensor, out: Tensor, divisor: Tensor, scratch: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Backward of `_normalise`: the gradients of the numerators and of the divisors."""
+def _unnormalised(
+    grad: Tensor, out: Tensor, divisor: Tensor, room: Tensor | None, scratch: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Backward of `_normalise`: the gradients of the numerators, in `room` if there is one, and of the divisors."""
     grad, out = (x.flatten(0, 1).to(divisor.dtype) for x in (grad, out))
-    scaled = grad / divisor
+    scaled = torch.div(grad, divisor, out=room)
     return scaled, torch.mul(scaled, out, out=scratch).sum(dim=-1, keepdim=True).neg_()
 
 
@@ -256,11 +267,15 @@ def _backward(
         if query_rows is not None:
             own_q = dq[:, :, query_rows]
             scratch, room_q = flat_rows(own_q, width, total.dtype), phi.gradient_room("queries", own_q, total.dtype)
-            own_grad = _unnormalised(grad[:, :, query_rows], out[:, :, query_rows], divisors[:, query_rows], scratch)
+            # Where queries and keys are not met together, nothing has been written to the keys' gradient yet.
+            waiting = not causal and query_rows.stop <= k.shape[2]
+            free = flat_rows(dk[:, :, query_rows], width, total.dtype) if waiting else None
+            rows = (x[:, :, query_rows] for x in (grad, out))
+            own_grad = _unnormalised(*rows, divisors[:, query_rows], free, scratch)
             queries = Queries.load(phi, q[:, :, query_rows])
             dqueries, dsums = read_backward(*own_grad, before, queries, keys, dkeys, dvalues, dsums, room_q)
             del own_grad
-            phi.queries_backward(queries.x, queries.phi, dqueries, own_q)
+            phi.queries_backward(queries.x, queries.phi, dqueries, own_q, free)
         if keys is not None and key_rows is not None:
             if rooms[1] is None:
                 own_v.copy_(dvalues.unflatten(0, dv.shape[:2]))

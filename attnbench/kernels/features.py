@@ -27,8 +27,8 @@ STRIDE, GAP = (
 class FeatureMap(Protocol):
     """Features (..., n, width) of x (..., n, d), written into `kept` where given; and the gradient of x, written into `out`.
 
-    `spare` is memory of x's shape (backward: of the features') that may be written over on the way. The gradient of the features that comes in may lie in
-    the same memory as `out`.
+    `spare` is memory of x's shape (backward: of the features') that may be written over on the way. The gradient of the
+    features that comes in may lie in the same memory as `out`.
     """
 
     def width(self, d: int) -> int: ...

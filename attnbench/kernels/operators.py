@@ -31,7 +31,15 @@ class Operator:
     def register_autograd(self, gradients: Callable[..., Any], *, setup_context: Callable[..., None]) -> None:
         """As for a custom operator: setup_context(ctx, inputs, output), and gradients(ctx, *grads)."""
         self.registered.register_autograd(gradients, setup_context=setup_context)
-        methods = {"forward": self.body, "setup_context": setup_context, "backward": once_differentiable(gradients)}
+
+        def forward(
+            ctx: Any, *args: Any
+        ) -> Any:  # with a setup_context of its own, torch binds a signature at every call
+            output = self.body(*args)
+            setup_context(ctx, args, output)
+            return output
+
+        methods = {"forward": forward, "backward": once_differentiable(gradients)}
         static = {name: staticmethod(method) for name, method in methods.items()}
         self.function = type(self.body.__name__, (torch.autograd.Function,), static)
 

@@ -10,6 +10,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from attnbench.backbone.positions import rotate
+from attnbench.backbone.projection import Projection
 from attnbench.contract import Condensed, Unsupported
 from attnbench.errors import UserError
 from attnbench.registry import create_variant
@@ -105,8 +106,8 @@ class MultiHeadAttention(nn.Module):
         supports = self.mixer.supports
         self.rotary = positions == "rotary" and not cross and {"q", "k"} <= set(supports.reads)
 
-        def projection(width: int) -> nn.Linear:
-            return nn.Linear(dim, width, bias=bias)
+        def projection(width: int) -> Projection:
+            return Projection(dim, width, bias=bias)
 
         self.query = projection(heads * head_dim) if "q" in supports.reads else None
         self.key = projection(self.kv_heads * head_dim) if "k" in supports.reads else None
@@ -114,7 +115,7 @@ class MultiHeadAttention(nn.Module):
         self.streams = nn.ModuleDict(
             {stream.name: projection(heads * (stream.width or head_dim)) for stream in supports.streams}
         )
-        self.out = nn.Linear(heads * head_dim, dim, bias=bias)
+        self.out = Projection(heads * head_dim, dim, bias=bias)
         # Mixing along the length first leaves fewer tokens to project, and costs no more where tokens are not wider than keys.
         self.condenses = supports.condense and not self.rotary and dim <= self.kv_heads * head_dim
         self.reset_parameters()

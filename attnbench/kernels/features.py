@@ -18,10 +18,8 @@ from attnbench.kernels.tokens import flat_rows
 __all__ = ["FEATURES", "FeatureMap", "feature_map"]
 
 LOG2_E = math.log2(math.e)
-STRIDE, GAP = (
-    256,
-    16,
-)  # rows whose distance is a multiple of STRIDE fall into few places of a cache unless a GAP lies between
+# Rows whose distance is a multiple of STRIDE elements fall into few places of a cache, unless a GAP lies between them.
+STRIDE, GAP = 256, 16
 
 
 class FeatureMap(Protocol):

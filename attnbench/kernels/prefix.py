@@ -270,11 +270,11 @@ def _backward(
             # Where queries and keys are not met together, nothing has been written to the keys' gradient yet.
             waiting = not causal and query_rows.stop <= k.shape[2]
             free = flat_rows(dk[:, :, query_rows], width, total.dtype) if waiting else None
-            rows = (x[:, :, query_rows] for x in (grad, out))
-            own_grad = _unnormalised(*rows, divisors[:, query_rows], free, scratch)
+            own_out, own_grad = out[:, :, query_rows], grad[:, :, query_rows]
+            own = _unnormalised(own_grad, own_out, divisors[:, query_rows], free, scratch)
             queries = Queries.load(phi, q[:, :, query_rows])
-            dqueries, dsums = read_backward(*own_grad, before, queries, keys, dkeys, dvalues, dsums, room_q)
-            del own_grad
+            dqueries, dsums = read_backward(*own, before, queries, keys, dkeys, dvalues, dsums, room_q)
+            del own
             phi.queries_backward(queries.x, queries.phi, dqueries, own_q, free)
         if keys is not None and key_rows is not None:
             if rooms[1] is None:

@@ -69,7 +69,8 @@ def test_many_rows_are_the_pixels_of_an_image_and_stay_where_they_are(convolutio
     assert len(convolutions) == 1
     x = torch.randn(1, 2**12, 8)
     with torch.no_grad():
-        assert peak_bytes(lambda: ours(x)).bytes == peak_bytes(lambda: plain(x)).bytes
+        packed = 2**14  # the weight, as oneDNN wants it; nothing that grows with the rows
+        assert peak_bytes(lambda: ours(x)).bytes <= peak_bytes(lambda: plain(x)).bytes + packed
 
 
 def test_counters_compilers_and_autocast_meet_a_linear_layer(convolutions: list[tuple[int, ...]]) -> None:

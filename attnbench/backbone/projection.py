@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import platform
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d
@@ -15,9 +19,10 @@ ROWS = 128  # below it there is nothing to win
 class Projection(nn.Linear):
     """x W^T + b for x (..., in_features), with the parameters, the state and the result of `torch.nn.Linear`.
 
-    On a CPU in float32 torch's linear layer goes to MKL, which on processors of other makers keeps to older instructions; its
-    convolution goes to oneDNN, which asks the processor what it can do. There, rows are the pixels of an image one pixel wide
-    whose channels lie side by side: the same numbers in the same memory, and a convolution of width 1 is the same sum.
+    On a CPU in float32 torch's linear layer goes to MKL, which on x86 processors of other makers than its own keeps to older
+    instructions; its convolution goes to oneDNN, which asks the processor what it can do. On such processors rows are taken
+    as the pixels of an image one pixel wide whose channels lie side by side: the same numbers in the same memory, and a
+    convolution of width 1 is the same sum.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -34,4 +39,14 @@ class Projection(nn.Linear):
             return False
         suits = x.device.type == "cpu" and x.dtype == self.weight.dtype == torch.float32
         suits = suits and x.numel() >= ROWS * self.in_features and not torch.is_autocast_enabled("cpu")
-        return suits and torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled)
+        suits = suits and torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled)
+        return suits and _slighted_by_mkl()
+
+
+@functools.cache
+def _slighted_by_mkl(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether this is an x86 processor that MKL does not run at its full width."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return False
+    maker = cpuinfo.read_text() if cpuinfo.exists() else platform.processor()
+    return "AuthenticAMD" in maker or "HygonGenuine" in maker

@@ -1,5 +1,7 @@
 """The backbone's linear layer, against torch's."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -29,6 +31,7 @@ def convolutions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         return torch.nn.functional.conv2d(image, *args)
 
     monkeypatch.setattr(projection, "conv2d", spy)
+    monkeypatch.setattr(projection, "_slighted_by_mkl", lambda: True)
     return seen
 
 
@@ -39,9 +42,10 @@ def convolutions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     out=st.integers(1, 40),
     bias=st.booleans(),
     strided=st.booleans(),
+    slighted=st.booleans(),
 )
 def test_equals_torch_forwards_and_backwards(
-    lead: tuple[int, ...], width: int, out: int, bias: bool, strided: bool
+    lead: tuple[int, ...], width: int, out: int, bias: bool, strided: bool, slighted: bool
 ) -> None:
     ours, plain = pair(width, out, bias)
     x = torch.randn(*lead, width)
@@ -49,7 +53,9 @@ def test_equals_torch_forwards_and_backwards(
     weight, found = torch.randn(*lead, out), []
     for layer in (ours, plain):
         mine = x.clone().requires_grad_()
-        y = layer(mine)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(projection, "_slighted_by_mkl", lambda: slighted)
+            y = layer(mine)
         found.append([y, *torch.autograd.grad(y, [mine, *layer.parameters()], weight)])
     for a, b in zip(*found, strict=True):
         assert a.shape == b.shape
@@ -87,3 +93,22 @@ def test_counters_compilers_and_autocast_meet_a_linear_layer(convolutions: list[
     with torch.autocast("cpu", torch.bfloat16):
         assert ours(x).dtype == torch.bfloat16
     assert not convolutions
+
+
+@pytest.mark.parametrize(
+    ("machine", "vendor", "expected"),
+    [
+        ("x86_64", "AuthenticAMD", True),
+        ("AMD64", "HygonGenuine", True),
+        ("x86_64", "GenuineIntel", False),
+        ("aarch64", "AuthenticAMD", False),
+    ],
+)
+def test_only_processors_that_mkl_slights(
+    machine: str, vendor: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(projection.platform, "machine", lambda: machine)
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nvendor_id\t: {vendor}\n")
+    assert projection._slighted_by_mkl(tmp_path / "cpuinfo") is expected
+    monkeypatch.setattr(projection.platform, "processor", lambda: f"Family 25 Model 1, {vendor}")
+    assert projection._slighted_by_mkl(tmp_path / "elsewhere") is expected

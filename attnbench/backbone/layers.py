@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from attnbench.backbone.attention import Decoding, Memory, MultiHeadAttention
 from attnbench.backbone.norms import NORMS, create_norm
+from attnbench.backbone.projection import Projection
 from attnbench.errors import UserError, nearest
 
 __all__ = ["Block", "BlockState", "FeedForward", "Layer", "Use"]
@@ -91,7 +92,7 @@ class FeedForward(nn.Sequential):
     """y = activation(x W_1 + b_1) W_2 + b_2, each token by itself (Vaswani et al. 2017, equation 2)."""
 
     def __init__(self, dim: int, hidden: int, activation: str = "relu") -> None:
-        widen, narrow = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
+        widen, narrow = Projection(dim, hidden), Projection(hidden, dim)
         super().__init__(widen, ACTIVATIONS[activation](), narrow)
         for linear in (widen, narrow):
             nn.init.xavier_uniform_(linear.weight)

@@ -22,6 +22,8 @@ import torch
 from torch import Tensor, nn
 
 import attnbench
+from attnbench.backbone import projection
+from attnbench.measure.machine import processor
 from attnbench.measure.memory import peak_bytes
 
 DIM, HEADS = 256, 4
@@ -169,11 +171,15 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096, 16384])
     parser.add_argument("--names", nargs="+", default=list(PEERS), choices=list(PEERS))
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--mkl", action="store_true", help="our projections by torch's linear layer on any processor")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
+    if arguments.mkl:
+        projection._slighted_by_mkl = lambda: False
     print("# Beside the public packages\n")
     print(
-        "Made by `python results/proofs/peers.py > results/cpu-2core/peers.md`; peer over ours, above 1 we are ahead.\n"
+        "Made by `python results/proofs/peers.py > results/cpu-2core/peers.md`; peer over ours, above 1 we are ahead. "
+        f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}.\n"
     )
     print("| variant | length | mode | time x | memory x | ours, MiB |")
     print("|---|---|---|---|---|---|")

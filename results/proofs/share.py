@@ -15,6 +15,7 @@ from collections.abc import Callable
 import torch
 
 import attnbench
+from attnbench.measure.machine import processor
 
 HEADS, HEAD_DIM = 4, 64
 CASES = {
@@ -55,7 +56,10 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.manual_seed(0)
     print("# Useful operations per second, as a share of fused full attention's\n")
-    print("Made by `python results/proofs/share.py > results/cpu-2core/share.md`.\n")
+    print(
+        "Made by `python results/proofs/share.py > results/cpu-2core/share.md`. "
+        f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}.\n"
+    )
     print("| length | variant | keys per query | forward | forward and backward |")
     print("|---|---|---|---|---|")
     for n in arguments.lengths:

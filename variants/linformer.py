@@ -86,27 +86,19 @@ class Linformer(Variant):
         return self.mix_slots(q, k, v, key_mask)
 
     def mix_length(self, tokens: Tensor, key_mask: Tensor | None) -> tuple[Condensed, Condensed]:
+        matrices = (self.mix_keys,) if self.mix_values is self.mix_keys else (self.mix_keys, self.mix_values)
         if self.projection == "learned":
-            shared = self.mix_values is self.mix_keys
-            keys, *others = (
+            learned = (self._columns(x, tokens).squeeze(0) for x in matrices if x is not None)
+            found = [
                 Condensed(mixed[:, None], share[:, None, :, None])
-                for mixed, share in zip(*self._learned(tokens.squeeze(1), key_mask, shared), strict=True)
+                for mixed, share in zip(*mix_into_slots(tokens.squeeze(1), key_mask, *learned), strict=True)
+            ]
+        else:
+            real = (
+                tokens.new_ones(1, 1, tokens.shape[2], 1) if key_mask is None else key_mask[:, None, :, None].to(tokens)
             )
-            return keys, keys if shared else others[0]
-        real = tokens.new_ones(1, 1, tokens.shape[2], 1) if key_mask is None else key_mask[:, None, :, None].to(tokens)
-
-        def condensed(weights: Tensor | None) -> Condensed:
-            return Condensed(self._mixed(weights, tokens, key_mask), self._mixed(weights, real, key_mask))
-
-        keys = condensed(self.mix_keys)
-        return keys, keys if self.mix_values is self.mix_keys else condensed(self.mix_values)
-
-    def _learned(self, tokens: Tensor, key_mask: Tensor | None, shared: bool) -> tuple[Tensor, Tensor]:
-        """Slots of keys and of values, or of both in one, and their shares of a constant, by learned matrices of all heads."""
-        assert self.mix_keys is not None
-        assert self.mix_values is not None
-        pair = (self.mix_keys,) if shared else (self.mix_keys, self.mix_values)
-        return mix_into_slots(tokens, key_mask, *(self._columns(x, tokens).squeeze(0) for x in pair))
+            found = [Condensed(*(self._mixed(each, x, key_mask) for x in (tokens, real))) for each in matrices]
+        return found[0], found[-1]
 
     def mix_slots(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
         mask = None

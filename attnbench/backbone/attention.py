@@ -209,7 +209,8 @@ class MultiHeadAttention(nn.Module):
     @staticmethod
     def _heads(projection: nn.Module, x: _Rows, heads: int) -> Tensor:
         """(batch, heads, n, width): what a projection makes of tokens."""
-        return projection(x.rows).unflatten(0, x.sizes).unflatten(-1, (heads, -1)).transpose(1, 2)
+        tokens = projection(x.rows).unflatten(0, x.sizes)
+        return rearrange(tokens, "batch n (heads width) -> batch heads n width", heads=heads)
 
     def _joined(self, mixed: Tensor) -> Tensor:
         """(batch, n, dim): the outgoing projection of what was mixed."""

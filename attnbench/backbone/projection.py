@@ -33,14 +33,12 @@ class Projection(nn.Linear):
         return out.permute(0, 2, 3, 1).reshape(*x.shape[:-1], self.out_features)
 
     def _as_convolution(self, x: Tensor) -> bool:
-        if (
-            torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
-        ):  # who counts or traces operators sees a linear layer
+        # Who counts or traces operators sees a linear layer.
+        if torch.compiler.is_compiling() or not _slighted_by_mkl() or is_in_torch_dispatch_mode():
             return False
-        suits = x.device.type == "cpu" and x.dtype == self.weight.dtype == torch.float32
-        suits = suits and x.numel() >= ROWS * self.in_features and not torch.is_autocast_enabled("cpu")
-        suits = suits and torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled)
-        return suits and _slighted_by_mkl()
+        plain = x.device.type == "cpu" and x.dtype == self.weight.dtype == torch.float32
+        onednn = torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled)
+        return plain and onednn and x.numel() >= ROWS * self.in_features and not torch.is_autocast_enabled("cpu")
 
 
 @functools.cache

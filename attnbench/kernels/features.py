@@ -6,18 +6,17 @@ the weight of key j for query i is  phi(q_i) . phi(k_j) 2^(s_j)  up to a factor 
 
 from __future__ import annotations
 
-import math
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from attnbench.kernels.pieces import LOG2_E
 from attnbench.kernels.rooms import Rooms
 from attnbench.kernels.tokens import flat_rows
 
 __all__ = ["FEATURES", "FeatureMap", "feature_map"]
 
-LOG2_E = math.log2(math.e)
 # Rows whose distance is a multiple of STRIDE elements fall into few places of a cache, unless a GAP lies between them.
 STRIDE, GAP = 256, 16
 
@@ -116,9 +115,8 @@ class PositiveRandom:
     keys' being needed at one time, else of either kind. They lie features by tokens, which is how the sums read them fastest.
     """
 
-    LIMIT = (
-        30.0 * LOG2_E
-    )  # products of two such features, summed over a million keys, are far from overflow and from underflow
+    # Products of two such features, summed over a million keys, are far from overflow and from underflow.
+    LIMIT = 30.0 * LOG2_E
 
     def __init__(self, projection: Tensor, together: bool = True) -> None:
         self.together = together

@@ -281,7 +281,7 @@ def _backward(
     dq, dk, dv = (empty_tokens(x, x.shape[2], x.shape[3], acc).zero_() for x in (q, k, v))
     asking, seen = _Listed(queries), _Listed(keys)
     lists = _lists(q, k, v, asking, seen, dk)
-    totals, (dq_flat, dq_rows) = (seen.rows(dk).flat, seen.rows(dv).flat), asking.rows(dq)
+    totals, (dq_flat, dq_rows) = (lists.like.flat, seen.rows(dv).flat), asking.rows(dq)
     rows = [
         (asking.rows(x), name) for x, name in ((grad, "grad"), (lse[..., None], "lse"), (delta[..., None], "delta"))
     ]

@@ -32,9 +32,8 @@ class Operator:
         """As for a custom operator: setup_context(ctx, inputs, output), and gradients(ctx, *grads)."""
         self.registered.register_autograd(gradients, setup_context=setup_context)
 
-        def forward(
-            ctx: Any, *args: Any
-        ) -> Any:  # with a setup_context of its own, torch binds a signature at every call
+        # With a setup_context of its own, torch would bind a signature at every call.
+        def forward(ctx: Any, *args: Any) -> Any:
             output = self.body(*args)
             setup_context(ctx, args, output)
             return output

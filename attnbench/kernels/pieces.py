@@ -23,6 +23,7 @@ from torch import Tensor
 
 __all__ = [
     "LIMIT",
+    "LOG2_E",
     "Mask",
     "Part",
     "accumulator",
@@ -115,7 +116,8 @@ def attend(q: Tensor, parts: Sequence[Part], out: Tensor, lse: Tensor, scale: fl
 
     q is in the accumulating dtype; scores are scale * q . k.
     """
-    top = _scores(q, parts, scale, safe)
+    _scores(q, parts, scale, safe)
+    top = None if safe else _highest(parts)
     total = None
     for part in parts:
         _weights(part, top)
@@ -150,15 +152,11 @@ def attend_backward(
     """
     lse, delta = lse[:, None], delta[:, None] * scale
     seen = lse > -torch.inf
+    _scores(q, parts, scale, safe)
     if safe:  # weights stay unnormalised, and the smaller grad carries the row's factor
-        _scores(q, parts, scale, safe)
         top, factor = None, torch.where(seen, (-lse).exp(), 0)
         grad, delta = grad * factor.mT, delta * factor
     else:
-        for part in parts:
-            _product(part.k, q, scale * LOG2_E, part.weights)
-            for mask in part.masks:
-                mask.exclude_(part.weights)
         top = torch.where(seen, lse, 0).mul_(LOG2_E)
     dq = None
     for part in parts:
@@ -176,21 +174,18 @@ def _product(rows: Tensor, columns: Tensor, scale: float, out: Tensor) -> Tensor
     return out.baddbmm_(rows, columns.mT, beta=0, alpha=scale)
 
 
-def _scores(q: Tensor, parts: Sequence[Part], scale: float, safe: bool) -> Tensor | None:
-    """Writes all scores, times log2(e); where a maximum is needed, hides what is masked and returns the maxima.
-
-    A maximum is 0 where all is hidden.
-    """
-    top = None
+def _scores(q: Tensor, parts: Sequence[Part], scale: float, safe: bool) -> None:
+    """Writes all scores, times log2(e), and unless `safe` hides what is masked."""
     for part in parts:
         _product(part.k, q, scale * LOG2_E, part.weights)
-        if safe:
-            continue
-        for mask in part.masks:
+        for mask in () if safe else part.masks:
             mask.exclude_(part.weights)
-        highest = part.weights.amax(dim=1, keepdim=True)
-        top = highest if top is None else torch.maximum(top, highest)
-    return None if top is None else top.masked_fill_(top == -torch.inf, 0)
+
+
+def _highest(parts: Sequence[Part]) -> Tensor:
+    """The maxima of scores (c, 1, T), 0 where all is hidden."""
+    top = functools.reduce(torch.maximum, (part.weights.amax(dim=1, keepdim=True) for part in parts))
+    return top.masked_fill_(top == -torch.inf, 0)
 
 
 def _weights(part: Part, top: Tensor | None) -> None:

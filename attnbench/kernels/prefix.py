@@ -98,9 +98,8 @@ def _steps(q: torch.Size, n_k: int, causal: bool, device: str, parts: tuple[int,
     batch, heads, n_q, d = q
     most = CHUNK_ELEMENTS.get(device, DEVICE_ELEMENTS) // (batch * heads * d)
     sizes = (min(most, -(-max(n_q, n_k) // part)) for part in parts)
-    size, alone = (
-        max(1, rows // ALIGNED) * ALIGNED for rows in sizes
-    )  # so that features by tokens begin well in memory
+    # So that rows of features by tokens begin well in memory.
+    size, alone = (max(1, rows // ALIGNED) * ALIGNED for rows in sizes)
     if not causal:
         reads: list[Step] = [(None, chunk) for chunk in _chunks(0, n_q, alone)]
         return [(chunk, None) for chunk in _chunks(0, n_k, size)] + reads
@@ -116,7 +115,8 @@ def _parts(projection: Any, *, backward: bool = False) -> tuple[int, int]:
     Elementwise features of queries alone go backwards in memory that waits for the keys' gradient.
     """
     random = projection is not None
-    return 1 + backward + random, 1 + (backward and random) + random
+    keys = 1 + backward + random
+    return keys, keys if random else 1
 
 
 def _chunks(start: int, stop: int, size: int) -> list[slice]:

@@ -105,16 +105,16 @@ def _gradients(ctx: Any, grad: Tensor, grad_share: Tensor) -> tuple[Tensor | Non
 _forward.register_autograd(_gradients, setup_context=_setup)
 
 
-def _products(x: Any, real: Any, first: Any, second: Any) -> int:
-    columns = x[0] * x[2] + (0 if real is None else real[0])
+def _products(first: Any, second: Any, columns: int) -> int:
+    """Twice the multiplications of the matrices with so many columns, of tokens or of which are real."""
     return 2 * first[0] * first[1] * columns * (1 if second is None else 2)
 
 
 @register_flop_formula(torch.ops.attnbench.mix_into_slots)
 def _flops(x: Any, real: Any, first: Any, second: Any, *args: Any, **kwargs: Any) -> int:
-    return _products(x, real, first, second)
+    return _products(first, second, x[0] * x[2] + (0 if real is None else real[0]))
 
 
 @register_flop_formula(torch.ops.attnbench.mix_into_slots_backward)
 def _backward_flops(x: Any, real: Any, first: Any, second: Any, *args: Any, **kwargs: Any) -> int:
-    return 2 * _products(x, real, first, second) - (0 if real is None else _products((0, 0, 0), real, first, second))
+    return _products(first, second, 2 * x[0] * x[2] + (0 if real is None else real[0]))

@@ -25,9 +25,10 @@ def met(run: Run) -> Tensor:
     """The pairs of slots (query, key) that a run shows."""
     queries, keys = torch.broadcast_tensors(run.queries[:, :, None], run.by_tile(run.keys)[:, None, :])
     seen = torch.ones_like(keys, dtype=torch.bool)
-    for mask in (run.real_queries, None if run.real_keys is None else run.real_keys):
-        if mask is not None:
-            seen &= mask[:, :, None] if mask is run.real_queries else mask[:, None, :]
+    if run.real_queries is not None:
+        seen &= run.real_queries[:, :, None]
+    if run.real_keys is not None:
+        seen &= run.real_keys[:, None, :]
     for tiles, count in run.short:
         seen[tiles, :, :count] = False
     return torch.stack([queries[seen], keys[seen]], dim=-1)
